@@ -1,0 +1,27 @@
+"""What every environment of this project shares: the free-text slot of an action and the description of a set of tasks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+
+FREE_TEXT = "<your query>"
+"""The slot inside an admissible action that the agent fills with words of its own, as in ``search[<your query>]``."""
+
+
+@dataclass(frozen=True)
+class TaskSuite:
+    """Environments and the tasks to run in them.
+
+    Attributes:
+      make_env: makes one environment; picklable (a ``functools.partial`` of a module-level function with plain arguments),
+        so that worker processes can call it. Instances made in one process share heavy data.
+      splits: split name -> tasks. A task is the keyword arguments of ``env.reset``, such as ``{"options": {"goal": 17}}``
+        or ``{"seed": 5}``. A sequence may be lazy: ``len`` and indexing are enough.
+      phrases: strings worth one token each in a small tokenizer (entities, verbs, page labels), lower-case.
+    """
+
+    make_env: Callable[[], gymnasium.Env]
+    splits: Mapping[str, Sequence[dict[str, Any]]]
+    phrases: tuple[str, ...] = ()
