@@ -94,9 +94,9 @@ class Scene:
 
 
 def generate_game(seed: int, split: str, index: int, *, size: str = "tiny", kind: str | None = None) -> GeneratedGame:
-    """Game number `index` of a split. kind: a task kind (`game.TASK_KINDS`), or None to draw it in official proportions.
+    """Game number `index` of a split. kind: one of `game.TASK_KINDS`, or None to draw it in official proportions.
 
-    The game is not won at the start and `game.plan` wins it. ValueError names a split, size or kind that does not exist.
+    The game is not won at the start and its `plan` wins it. ValueError names a split, size or kind that is unknown.
     """
     for key, value, known in (("split", split, SPLITS), ("size", size, SIZES), ("kind", kind, (None, *KIND_WEIGHTS))):
         if value not in known:

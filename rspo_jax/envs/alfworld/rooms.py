@@ -12,8 +12,8 @@ def _words(**rows: str) -> dict[str, tuple[str, ...]]:
 
 
 PROPERTIES = _words(
-    cleanable="Apple Bowl ButterKnife Cloth Cup DishSponge Egg Fork Kettle Knife Ladle Lettuce Mug Pan Plate Pot Potato SoapBar "
-    "Spatula Spoon Tomato",
+    cleanable="Apple Bowl ButterKnife Cloth Cup DishSponge Egg Fork Kettle Knife Ladle Lettuce Mug Pan Plate Pot "
+    "Potato SoapBar Spatula Spoon Tomato",
     heatable="Apple Bread Cup Egg Mug Plate Potato Tomato",
     coolable="Apple Bowl Bread Cup Egg Lettuce Mug Pan Plate Pot Potato Tomato WineBottle",
     toggleable="DeskLamp FloorLamp",
@@ -34,10 +34,11 @@ CAN_CONTAIN = _words(
     ArmChair="Book Box CellPhone CreditCard KeyChain Laptop Newspaper Pillow RemoteControl",
     BathtubBasin="Cloth HandTowel SoapBar",
     Bed="BaseballBat BasketBall Book CellPhone Laptop Pillow TennisRacket",
-    Cabinet="Book Bowl Box Candle Cloth Cup DishSponge Glassbottle HandTowel Kettle Ladle Mug Newspaper Pan Plate Plunger Pot SoapBar "
-    "SoapBottle SprayBottle TissueBox ToiletPaper Vase WateringCan WineBottle " + _CONDIMENTS,
+    Cabinet="Book Bowl Box Candle Cloth Cup DishSponge Glassbottle HandTowel Kettle Ladle Mug Newspaper Pan Plate "
+    "Plunger Pot SoapBar SoapBottle SprayBottle TissueBox ToiletPaper Vase WateringCan WineBottle " + _CONDIMENTS,
     CoffeeMachine="Mug",
-    CoffeeTable="Book Bowl Box CreditCard KeyChain Laptop Newspaper Pen Pencil Plate RemoteControl Statue TissueBox Vase Watch",
+    CoffeeTable="Book Bowl Box CreditCard KeyChain Laptop Newspaper Pen Pencil Plate RemoteControl Statue TissueBox "
+    "Vase Watch",
     CounterTop=_FOOD
     + _DISHES
     + _CUTLERY
@@ -377,4 +378,4 @@ LIKELY_HOMES = {
     }
     for room in ROOMS
 }
-"""Room name -> lower-case object class -> lower-case receptacle classes where it is usually found, the likeliest first."""
+"""Room name -> object class -> receptacle classes where it is usually found, the likeliest first; all lower-case."""
