@@ -2,8 +2,8 @@
 
 Both sources of games end here: `Game.from_text` reads the official file format, the generator builds the dataclasses
 directly. All ids and types are lower-case strings (PDDL is case-insensitive); ids follow the THOR scheme
-`apple_bar_<coordinates>`, whose part before the first `_bar_` is the printed class name. Relations are sets of pairs kept
-as tuples: order never matters and a pair that occurs twice counts once.
+`apple_bar_<coordinates>`, whose part before the first `_bar_` is the printed class name. Relations are sets of pairs,
+kept as tuples: order never matters and a pair that occurs twice counts once.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Game:
     in_receptacle: (object id, receptacle id) pairs; an object may be in several receptacles.
     object_at_location: (object id, location id) pairs.
     can_contain: (rtype, otype) pairs: which kind of object may be put where.
-    goal, task: the goal, and the sentence that tells the player, e.g. "put a clean apple in fridge." (with the full stop).
+    goal, task: the goal, and the sentence that tells the player, with full stop: "put a clean apple in fridge.".
     in_receptacle_object: (inner object id, outer object id) pairs, read only by `examine`.
     opened: ids of receptacles; hot, clean, cool, toggled, sliced, held: ids of objects; all true at the start.
     hands_full: nothing can be taken. None: true iff something is held (PDDL keeps the two facts apart).
