@@ -9,7 +9,7 @@ import pytest
 def recordings(environment: str) -> Path:
     """Folder of the recordings of `webshop` or `alfworld`; skips the test where they are not there.
 
-    They are looked for in the folder named by the variable RSPO_RECORDINGS, else in `shared/data` beside the repository.
+    They are looked for in the folder that the variable RSPO_RECORDINGS names, else in `shared/data` beside the project.
     """
     default = Path(__file__).resolve().parents[1] / ".." / "shared" / "data"
     folder = Path(os.environ.get("RSPO_RECORDINGS", default)) / environment

@@ -16,8 +16,8 @@ def gym_suite(env_id: str, num_train: int = 1000, num_valid: int = 200, seed: in
     """Tasks of a registered environment, with disjoint training and validation seeds.
 
     Args:
-      env_id: a Gymnasium id; `"package:Env-v0"` imports `package` first, which registers it. Observations and actions are
-        strings. Info keys that the environment lacks get defaults (see `TextDefaults`).
+      env_id: a Gymnasium id; `"package:Env-v0"` imports `package` first, which registers it. Observations and actions
+        are strings. Info keys that the environment lacks get defaults (see `TextDefaults`).
       num_train, num_valid: how many seeds; validation seeds come first, so they stay when `num_train` changes.
       seed: moves both ranges of seeds.
 

@@ -116,7 +116,7 @@ class EnvPool:
         bad = [slot for slot in slots if not 0 <= slot < self._size]
         if bad or len(set(slots)) < len(slots) or len(slots) != count:
             raise ValueError(
-                f"slots = {list(slots)} must be distinct, between 0 and {self._size - 1}, and as many as tasks or actions."
+                f"slots = {list(slots)} must be distinct, in 0 .. {self._size - 1}, and as many as tasks or actions."
             )
 
     def _call(

@@ -1,7 +1,7 @@
 """From an agent's tagged response to an environment action: the projection rule of verl-agent.
 
-Source: verl-agent (reference code of GiGPO, arXiv 2505.10978). Its numbers are kept so that rewards and penalties mean the
-same here; the code is our own.
+Source: verl-agent (reference code of GiGPO, arXiv 2505.10978). Its numbers are kept so that rewards and penalties mean
+the same here; the code is our own.
 """
 
 WEBSHOP_TAIL, ALFWORLD_TAIL = 20, 30
@@ -13,10 +13,10 @@ _OPEN, _CLOSE = "<action>", "</action>"
 def project_action(response: str, tail: int = WEBSHOP_TAIL) -> tuple[str, bool]:
     """Returns `(action, valid)` for a response that should read `<think>...</think><action>...</action>`.
 
-    The action is the lower-cased text between the first `<action>` and the first `</action>`, stripped. Where either tag
-    is missing it is the last `tail` characters of the lower-cased response. `valid` speaks of format only: both action
-    tags (any case), `<think>` and `</think>` (this case, any order) and no character in U+4E00-U+9FFF. An invalid response
-    still acts; an inadmissible action is still valid.
+    The action is the lower-cased text between the first `<action>` and the first `</action>`, stripped. Where either
+    tag is missing it is the last `tail` characters of the lower-cased response. `valid` speaks of format only: both
+    action tags (any case), `<think>` and `</think>` (this case, any order) and no character in U+4E00-U+9FFF. An
+    invalid response still acts; an inadmissible action is still valid.
 
     Args:
       response: the agent's text.

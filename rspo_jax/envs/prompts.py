@@ -4,8 +4,8 @@ Two formats, for three kinds of environment (`webshop`, `alfworld`, `generic`):
 
     plain   few lower-case tokens, the response is the action itself. Made for append context, where earlier turns stay
             visible, and for tiny models.
-    verl    the slots and rules of verl-agent (reference code of GiGPO, arXiv 2505.10978) in our own words: task, last two
-            turns, observation and admissible actions; the response is <think>...</think><action>...</action>.
+    verl    the slots and rules of verl-agent (reference code of GiGPO, arXiv 2505.10978) in our own words: task, last
+            two turns, observation and admissible actions; the response is <think>...</think><action>...</action>.
 
 Every function is pure: raw observation and info of the environment in, text out.
 """

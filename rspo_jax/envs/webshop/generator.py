@@ -1,8 +1,8 @@
 """A generated WebShop catalogue: invented products, attributes and instructions in the official file schema.
 
-Products come in clusters of four of one type: a base product and three that miss exactly one thing of it (an attribute,
-an option value, or a low price), so that a search ranks them side by side and only reading tells them apart. The text is
-short and from a small closed vocabulary, so that a transformer of 0.1M parameters can learn to read it.
+Products come in clusters of four of one type: a base product and three that miss exactly one thing of it (an
+attribute, an option value, or a low price), so that a search ranks them side by side and only reading tells them apart.
+The text is short and from a small closed vocabulary, so that a transformer of 0.1M parameters can learn to read it.
 """
 
 import json
@@ -47,8 +47,8 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(","))
 
 
-# No value contains a colour word other than itself, and no two values of a department are alike to the fuzzy matching of
-# the reward ("x-large" would count as "large").
+# No value contains a colour word other than itself, and no two values of a department are alike to the fuzzy matching
+# of the reward ("x-large" would count as "large").
 _COLORS = _words("navy, teal, black, white, purple, green, pink, gold, red, yellow, brown")
 
 _DEPARTMENTS = (
@@ -162,7 +162,7 @@ def generate(seed: int = 0, num_products: int = 500) -> Records:
 
 
 def write(directory: str | Path, seed: int = 0, num_products: int = 500) -> tuple[Path, Path, Path]:
-    """Writes the catalogue as the three official JSON files and returns their paths: items, attributes, instructions."""
+    """Writes the three official JSON files and returns their paths: items, attributes, instructions."""
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     paths = tuple(folder / name for name in ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json"))
