@@ -19,14 +19,13 @@ from rspo_jax.envs.projection import ALFWORLD_TAIL, WEBSHOP_TAIL, project_action
 
 Info = Mapping[str, Any]
 History = Sequence[tuple[str, str]]
-"""(raw observation before the action, projected action) of each turn so far, oldest first."""
+"""(raw observation before the action, projected action) of the turns to show, oldest first (verl-agent: the last 2)."""
 
 KINDS = ("webshop", "alfworld", "generic")
 
 SAME_PAGE = "same page"
 """Plain text for an observation that equals the one before."""
 
-HISTORY_TURNS = 2
 MAX_WEBSHOP_CHARACTERS = 13_000
 """A WebShop prompt with history that is longer falls back to the one without history."""
 
@@ -35,7 +34,7 @@ _ALFWORLD_BANNER = "-= Welcome to TextWorld, ALFRED! =-"
 _ALFWORLD_TASK = "Your task is to: "
 
 
-class Format(Protocol):
+class PromptFormat(Protocol):
     """What a rollout needs from a prompt format."""
 
     def first(self, obs: str, info: Info) -> str:
@@ -51,7 +50,7 @@ class Format(Protocol):
         """(action, valid) of a response without its end-of-turn token."""
 
 
-def get(name: str, env_kind: str) -> Format:
+def get(name: str, env_kind: str) -> PromptFormat:
     """The format `plain` or `verl` for an environment of kind `webshop`, `alfworld` or `generic`."""
     if name not in _FORMATS:
         raise ValueError(f"prompt format {name!r} is unknown: choose one of {', '.join(_FORMATS)}.")
@@ -75,8 +74,7 @@ class Plain:
         return SAME_PAGE if obs == previous_obs else self._page(obs, info)
 
     def window(self, obs: str, info: Info, task: str, history: History, step: int) -> str:
-        recent = [action for _, action in history[-HISTORY_TURNS:]]
-        lines = [task.lower(), *(f"> {action}" for action in recent), *_nonempty(self._page(obs, info))]
+        lines = [task.lower(), *(f"> {action}" for _, action in history), *_nonempty(self._page(obs, info))]
         return "\n".join(lines)
 
     def parse(self, response: str) -> tuple[str, bool]:
@@ -107,15 +105,14 @@ class Verl:
         task = self._task(obs, task)
         if step == 0 or not history:
             return self._without_history(obs, info, task)
-        recent = history[-HISTORY_TURNS:]
         lines = [
             f"[Observation {number}: '{self._observation(text, task)}', Action {number}: '{action}']"
-            for number, (text, action) in enumerate(recent, start=step - len(recent) + 1)
+            for number, (text, action) in enumerate(history, start=step - len(history) + 1)
         ]
         prompt = _VERL_HISTORY[self.kind].format(
             task=task,
             steps=step,
-            shown=len(recent),
+            shown=len(history),
             history="\n".join(lines),
             now=step + 1,
             observation=self._observation(obs, task),
