@@ -1,7 +1,7 @@
 """The simulator: the state of one game, the commands that are possible in it, and what each one changes and says.
 
 It reproduces the official text engine (TextWorld's PDDL engine with the logic files of ALFWorld, Shridhar et al. 2021)
-to the byte, oddities included. The PDDL domain is not consulted: its rules are the methods `_go_to`, `_open`, ... below.
+to the byte, oddities included. The PDDL domain is not read: its rules are the methods `_go_to`, `_open`, ... below.
 Speed comes from two facts. Every change happens where the agent stands, so the command list of each location and the
 text of each receptacle stay valid until a change there. And the command list doubles as the precondition check.
 """
