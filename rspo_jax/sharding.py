@@ -51,8 +51,8 @@ def named_sharding(path: str, shape: tuple[int, ...], mesh: Mesh) -> NamedShardi
     for axis, name in enumerate(spec):
         if name is not None and shape[axis] % mesh.shape[name]:
             raise ValueError(
-                f"{path} has size {shape[axis]} on axis {axis}, which the mesh axis {name} = {mesh.shape[name]} does not "
-                f"divide; choose a {name} size that divides it."
+                f"{path} has size {shape[axis]} on axis {axis}, which the mesh axis {name} = {mesh.shape[name]} does "
+                f"not divide; choose a {name} size that divides it."
             )
     return NamedSharding(mesh, spec)
 
@@ -60,7 +60,8 @@ def named_sharding(path: str, shape: tuple[int, ...], mesh: Mesh) -> NamedShardi
 def tree_shardings(tree, mesh: Mesh):
     """The sharding of every leaf of a tree of arrays or shapes: parameters, gradients or an optimizer state."""
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: named_sharding(jax.tree_util.keystr(path, simple=True, separator="/"), leaf.shape, mesh), tree
+        lambda path, leaf: named_sharding(jax.tree_util.keystr(path, simple=True, separator="/"), leaf.shape, mesh),
+        tree,
     )
 
 

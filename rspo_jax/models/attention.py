@@ -1,7 +1,8 @@
 """Causal attention: cuDNN through `jax.nn.dot_product_attention` on GPU, static query blocks elsewhere.
 
-Query heads are grouped over key/value heads (arXiv 2305.13245): query head i reads key/value head i // (heads / kv_heads).
-Softmax is f32 whatever the dtype of the inputs. A query that sees no key returns a finite value that nobody should read.
+Query heads are grouped over key/value heads (arXiv 2305.13245): query head i reads key/value head
+i // (heads / kv_heads). Softmax is f32 whatever the dtype of the inputs. A query that sees no key returns a finite
+value that nobody should read.
 """
 
 import jax

@@ -36,8 +36,8 @@ def load_hf(
 ) -> tuple[ModelConfig, Params]:
     """Config and parameters of a Qwen2, Qwen3, Llama, Mistral or Gemma model.
 
-    dtype: None keeps each parameter as stored. mesh: parameters are placed by `sharding.RULES`, each device reading only
-    its part. max_length: longest row to be used, for models with a sliding window. Raises FileNotFoundError or
+    dtype: None keeps each parameter as stored. mesh: parameters are placed by `sharding.RULES`, each device reading
+    only its part. max_length: longest row to be used, for models with a sliding window. Raises FileNotFoundError or
     ValueError, in one sentence, for anything missing, malformed or not implemented.
     """
     directory = pathlib.Path(directory)
@@ -56,8 +56,8 @@ def load_hf(
 def save_hf(directory: str | pathlib.Path, config: ModelConfig, params: Params, tokenizer=None) -> None:
     """Writes config.json, safetensors (shards of 5 GB) and the tokenizer, so that transformers loads the same model.
 
-    Files are complete before they get their names, config.json last: a directory that has one is whole. On several hosts
-    every process must call this; the first one writes.
+    Files are complete before they get their names, config.json last: a directory that has one is whole. On several
+    hosts every process must call this; the first one writes.
     """
     directory = pathlib.Path(directory)
     writes = jax.process_index() == 0
@@ -126,8 +126,8 @@ class _Tensors:
         extra = [n for n in self.file_of.keys() - wanted - tied if not n.endswith("rotary_emb.inv_freq")]
         if extra:
             raise ValueError(
-                f"{self.directory} holds tensor {min(extra)}, which a {config.model_type} model of this config.json has no "
-                f"place for ({len(extra)} in all); check the config or remove it."
+                f"{self.directory} holds tensor {min(extra)}, for which the {config.model_type} model of config.json "
+                f"has no place ({len(extra)} in all); check the config or remove it."
             )
 
     def slice(self, name):
@@ -135,7 +135,9 @@ class _Tensors:
         try:
             return self._open(self.file_of[name]).get_slice(name)
         except safetensors.SafetensorError:
-            raise ValueError(f"{self.directory / self.file_of[name]} lacks tensor {name} that {_INDEX} lists.") from None
+            raise ValueError(
+                f"{self.directory / self.file_of[name]} lacks tensor {name} that {_INDEX} lists."
+            ) from None
 
 
 def _load(tensors, path, shape, config, dtype, place):

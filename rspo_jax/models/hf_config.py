@@ -1,6 +1,6 @@
 """ModelConfig from and to the config.json of a Hugging Face model directory.
 
-transformers 5 writes the rotation as `rope_parameters`; older files have `rope_theta` and `rope_scaling`. Both are read.
+transformers 5 writes the rotation as `rope_parameters`, older files `rope_theta` and `rope_scaling`: both are read.
 A field that would change the model's function and is not implemented is an error, never ignored.
 """
 
@@ -176,6 +176,6 @@ def _check_window(fields, read, max_length, where):
     context = max_length or read["max_position_embeddings"]
     if window is not None and window < context:
         raise ValueError(
-            f"{where}: sliding_window = {window} is shorter than the context of {context} tokens, and windowed attention "
-            f"is not implemented; limit rows to max_length <= {window} tokens."
+            f"{where}: sliding_window = {window} is shorter than the context of {context} tokens, and windowed "
+            f"attention is not implemented; limit rows to max_length <= {window} tokens."
         )

@@ -1,4 +1,4 @@
-"""One decoder-only transformer for the Qwen2, Qwen3, Llama, Mistral and Gemma families: a config, a dict, plain functions.
+"""One decoder-only transformer for Qwen2, Qwen3, Llama, Mistral and Gemma: a config, a dict and plain functions.
 
 Shape letters: N rows or B cache rows, L or C tokens, D width, V vocabulary, S cache slots, n layers. Parameters:
 
@@ -12,6 +12,7 @@ Activations have the dtype of the parameters; norms, rotations, softmax and logi
 """
 
 import dataclasses
+import operator
 from typing import NamedTuple
 
 import chex
@@ -151,7 +152,7 @@ def hidden(
 
 
 def logits(params: Params, config: ModelConfig, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """Next-token logits f32[N, L, V]. For small inputs; training reads `logprobs.token_logprobs`, which never holds them."""
+    """Next-token logits f32[N, L, V], for small inputs: `logprobs.token_logprobs`, for training, never holds them."""
     return jnp.matmul(hidden(params, config, tokens, mask), head(params, config), preferred_element_type=jnp.float32)
 
 
@@ -194,9 +195,9 @@ def extend(
 ) -> tuple[jax.Array, Cache]:
     """Appends tokens i32[B, C] at slots [slot, slot + C) and returns (hidden states [B, C, D] after the norm, cache).
 
-    mask bool[B, C] is False on gaps, which take a slot but no position and are never seen. `slot` is shared by all rows;
-    slots must be filled in order and slot + C <= S (a traced `slot` cannot be checked). A Python integer saves work in a
-    prefill. Donate the cache where you jit this: it is updated in place. Decoding one token is C = 1.
+    mask bool[B, C] is False on gaps, which take a slot but no position and are never seen. `slot` is shared by all
+    rows; slots must be filled in order and slot + C <= S (a traced `slot` cannot be checked). A Python integer saves
+    work in a prefill. Donate the cache where you jit this: it is updated in place. Decoding one token is C = 1.
     """
     chex.assert_rank(tokens, 2)
     chex.assert_equal_shape([tokens, mask])
@@ -218,7 +219,8 @@ def extend(
         return attention.cached_attention(q, new_k[i], new_v[i], valid, slot)
 
     for i in range(config.num_hidden_layers):  # unrolled: a scan would copy each layer's cache at every call
-        x = _layer(x, jax.tree.map(lambda p: p[i], params["layers"]), config, tokens.shape, rotation_, attend)
+        layer = jax.tree.map(operator.itemgetter(i), params["layers"])
+        x = _layer(x, layer, config, tokens.shape, rotation_, attend)
     length = cache.length + jnp.sum(mask, axis=1, dtype=jnp.int32)
     x = _rms_norm(x, params["norm"], config).reshape(*tokens.shape, -1)
     return x, Cache(tuple(new_k), tuple(new_v), valid, length)
