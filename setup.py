@@ -31,7 +31,7 @@ setuptools.setup(
         "transformers>=4.51",
     ],
     extras_require={
-        "test": ["hypothesis>=6.100", "pytest>=8.0", "ruff>=0.9"],
+        "test": ["hypothesis>=6.100", "pytest>=8.0", "ruff>=0.9", "setuptools>=70.1"],
         "torch": ["torch>=2.2"],
         "gpu": ["jax[cuda12]>=0.9"],
         "alfworld-official": ["alfworld>=0.3.5", "textworld>=1.6"],
