@@ -43,7 +43,8 @@ _SENTENCES = {
     "look": ("look at {o} under the {r}.", "examine the {o} with the {r}."),
 }
 _CHANCES = {"distractor of the target's class": 0.4, "listed twice": 0.5, "cold": 0.1, "nowhere": 0.03, "inside": 0.05}
-_COPIES = {"tiny": 2, "official": 4}  # most distractors of one class
+COPIES = {"tiny": 2, "official": 4}
+"""Most distractors of one class."""
 _COORDINATES = tuple(
     f"{'_minus_' if i < 0 else '_plus_'}{abs(i) // 100:02d}_dot_{abs(i) % 100:02d}" for i in range(-300, 300)
 )
@@ -252,12 +253,12 @@ def _draw_objects(rng: random.Random, scene: Scene, kind: str, target: str, dest
         # In the other tasks an untreated one may well lie at the destination: only here it would win or half win.
         placed.append(_place(rng, scene, target, avoid=destination if kind in ("pick", "pick2") else ""))
     total = rng.randint(*scene.room.object_total[scene.size]) - len(scene.fixtures)
-    count = {target: _COPIES[scene.size]}
+    count = {target: COPIES[scene.size]}
     names = list(scene.homes)
     while len(placed) < total and names:
         name = rng.choice(names)
         count[name] = count.get(name, 0) + 1
-        if count[name] > _COPIES[scene.size]:
+        if count[name] > COPIES[scene.size]:
             names.remove(name)
         elif rng.random() < _CHANCES["nowhere"]:
             placed.append(Placed(name, ()))
