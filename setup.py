@@ -19,6 +19,7 @@ setuptools.setup(
         "flax>=0.10.7",
         "gymnasium>=1.0",
         "jax>=0.9",
+        "jinja2>=3.1",
         "ml-collections>=1.0",
         "numpy>=2.0",
         "optax>=0.2.5",
