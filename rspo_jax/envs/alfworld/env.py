@@ -24,19 +24,27 @@ def load_game(source: Source) -> Game:
     """The game of a source. FileNotFoundError or ValueError, in one sentence, if there is none."""
     if isinstance(source, Game):
         return source
-    if isinstance(source, str) and source.lstrip().startswith("{"):
-        return Game.from_text(source)
-    path = Path(source)
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"game={str(source)[:200]!r} cannot be read ({error}); give a path to a game.tw-pddl or its text"
-        raise (FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError)(message) from None
+    text = read_text(source)
     try:
         return Game.from_text(text)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        if text is source:
+            raise
+        raise ValueError(f"{os.fspath(source)}: {error}") from None
+
+
+def read_text(source: str | os.PathLike) -> str:
+    """The text of a `game.tw-pddl`, given itself or as a path."""
+    if isinstance(source, str) and source.lstrip().startswith("{"):
+        return source
+    path = Path(source)
+    try:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"game={str(source)[:200]!r} cannot be read ({error}); give a path to a game.tw-pddl or its text"
+        raise (FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError)(message) from None
 
 
 def text_space() -> gymnasium.spaces.Text:
@@ -57,9 +65,9 @@ class ALFWorldEnv(gymnasium.Env):
       progress: completed subgoals / all, a running maximum (goals.py says which).
       anchor: the observation, the state that GiGPO groups by.
 
-    Without `max_steps` the environment goes on after a win, as the bare engine does: `terminated` is `won` of the present
-    state. With `max_steps` an episode is over when the game is won or that many steps were made (impossible commands
-    count); further steps return the last result unchanged, as in the batched official environment.
+    Without `max_steps` the environment goes on after a win, as the bare engine does: `terminated` tells whether the
+    present state is won. With `max_steps` an episode is over when the game is won or that many steps were made
+    (impossible commands count); further steps return the last result unchanged, as in the batched official environment.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
@@ -84,6 +92,7 @@ class ALFWorldEnv(gymnasium.Env):
         self._randomize = domain_randomization
         self._source: Source | None = None
         self._engine: Engine | None = None
+        self._game: Game | None = None
         self._last: tuple | None = None
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[str, dict]:
@@ -134,18 +143,18 @@ class ALFWorldEnv(gymnasium.Env):
         """Makes an engine for the source, unless the present one plays it already."""
         if self._engine is not None and (source is self._source or source == self._source) and not self._randomize:
             return
-        game = load_game(source)
+        self._game = load_game(source)
         names = None
         if self._randomize:
-            names = number_names(self.np_random.permutation(sorted(game.ids())).tolist())
-        self._engine, self._source = Engine(game, names), source
+            names = number_names(self.np_random.permutation(sorted(self._game.ids())).tolist())
+        self._engine, self._source = Engine(self._game, names), source
 
     def _info(self, observation: str) -> dict[str, Any]:
         engine = self._engine
-        game, commands, won = engine.world.game, engine.commands(), engine.won
+        commands, won = engine.commands(), engine.won
         return {
-            "task": game.task,
-            "task_type": game.goal.kind,
+            "task": self._game.task,
+            "task_type": self._game.goal.kind,
             "admissible_commands": commands,
             "admissible_actions": commands,
             "won": won,
