@@ -25,3 +25,17 @@ class TaskSuite:
     make_env: Callable[[], gymnasium.Env]
     splits: Mapping[str, Sequence[dict[str, Any]]]
     phrases: tuple[str, ...] = ()
+
+
+class TextSpace(gymnasium.Space[str]):
+    """Observations and actions of text environments: any string."""
+
+    def __init__(self) -> None:
+        super().__init__(shape=None, dtype=None)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+    def sample(self, mask: Any | None = None, probability: Any | None = None) -> str:
+        """A short string of random letters; only good for checking an interface."""
+        return "".join(chr(97 + number) for number in self.np_random.integers(0, 26, size=8))
