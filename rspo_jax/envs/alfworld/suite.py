@@ -1,10 +1,11 @@
 """Sets of household tasks: generated games without limit, or the official games of a data folder."""
 
 import functools
+import os
 from collections.abc import Sequence
 from typing import Any
 
-from rspo_jax.envs.alfworld import game, generator, rooms
+from rspo_jax.envs.alfworld import game, generator, official, rooms
 from rspo_jax.envs.alfworld.env import ALFWorldEnv
 from rspo_jax.envs.base import TaskSuite
 
@@ -80,6 +81,21 @@ def generated_suite(
     )
 
 
+def official_suite(path: str | os.PathLike | None, *, max_steps: int = MAX_STEPS) -> TaskSuite:
+    """The official games of a data folder (None: `$ALFWORLD_DATA`), each split sorted by path.
+
+    FileNotFoundError if the folder or a split is not there or holds no playable game.
+    """
+    return TaskSuite(
+        make_env=functools.partial(ALFWorldEnv, max_steps=max_steps),
+        splits={
+            split: [{"options": {"game": found.path}} for found in official.official_games(path, split)]
+            for split in generator.SPLITS
+        },
+        phrases=phrases("official"),
+    )
+
+
 def phrases(size: str) -> tuple[str, ...]:
     """Verbs, pieces of feedback, and every name that occurs in rooms of that size, lower-case, each once."""
     names: dict[str, int] = {}
@@ -104,7 +120,7 @@ def phrases(size: str) -> tuple[str, ...]:
 def _help_blocks(lines_per_block: int = 5) -> list[str]:
     """The help text in a few long pieces: asking for it must not cost an agent its whole context."""
     lines = [line for line in game.HELP.lower().split("\n") if line.strip()]
-    return ["\n".join(lines[i : i + lines_per_block]) for i in range(0, len(lines), lines_per_block)]
+    return ["\n".join(lines[i : i + lines_per_block]).strip() for i in range(0, len(lines), lines_per_block)]
 
 
 @functools.lru_cache(maxsize=64)  # episodes of one group play the same game
