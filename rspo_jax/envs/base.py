@@ -1,4 +1,4 @@
-"""What every environment of this project shares: the free-text slot of an action and the description of a set of tasks."""
+"""What all environments share: the free-text slot of an action, the space of texts, and a set of tasks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ class TaskSuite:
     """Environments and the tasks to run in them.
 
     Attributes:
-      make_env: makes one environment; picklable (a ``functools.partial`` of a module-level function with plain arguments),
-        so that worker processes can call it. Instances made in one process share heavy data.
-      splits: split name -> tasks. A task is the keyword arguments of ``env.reset``, such as ``{"options": {"goal": 17}}``
-        or ``{"seed": 5}``. A sequence may be lazy: ``len`` and indexing are enough.
+      make_env: makes one environment; picklable (a ``functools.partial`` of a module-level function with plain
+        arguments), so that worker processes can call it. Instances made in one process share heavy data.
+      splits: split name -> tasks. A task is the keyword arguments of ``env.reset``, such as
+        ``{"options": {"goal": 17}}`` or ``{"seed": 5}``. A sequence may be lazy: ``len`` and indexing are enough.
       phrases: strings worth one token each in a small tokenizer (entities, verbs, page labels), lower-case.
     """
 

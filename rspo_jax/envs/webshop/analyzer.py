@@ -1,7 +1,7 @@
 """Text to index terms, as Lucene's English analyser does it.
 
-Word boundaries of UAX #29 as Lucene 8's StandardTokenizer draws them, then: English possessive off, lower case, stop words
-out, Porter stems. Ranks in a search hang on near-ties, so the tokens must be equal, not similar.
+Word boundaries of UAX #29 as Lucene 8's StandardTokenizer draws them, then: English possessive off, lower case, stop
+words out, Porter stems. Ranks in a search hang on near-ties, so the tokens must be equal, not similar.
 """
 
 import functools
@@ -11,8 +11,8 @@ from rspo_jax.envs.webshop import porter
 from rspo_jax.envs.webshop.word_break import RANGES
 
 STOP_WORDS = frozenset(
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to "
-    "was will with".split()
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
+    "to was will with".split()
 )
 
 _MAX_TOKEN = 255

@@ -33,8 +33,6 @@ class Catalogue:
     """
 
     def __init__(self, products: Sequence[Product], goals_of: Any, *, seed: int, shuffle_seed: int, compat: str):
-        if compat not in COMPAT:
-            raise ValueError(f"compat = {compat!r} is unknown; use one of {COMPAT}.")
         rng = random.Random(seed)
         self.products = {product["asin"]: product for product in products}
         self.product_prices = goals.draw_prices(products, rng)
@@ -61,26 +59,27 @@ class Catalogue:
         shuffle_seed: int = SHUFFLE_SEED,
         nouns: Nouns | None = None,
         compat: str = "official",
-        source: str = "items",
     ) -> "Catalogue":
         """Builds the shop from records in the official schema.
 
         Args:
-          items: product records. attributes: asin -> attributes and synthetic instruction. instructions: asin -> written
-            instructions; needed if `human_goals`.
+          items: product records. attributes: asin -> attributes and synthetic instruction. instructions: asin ->
+            written instructions; needed if `human_goals`.
           human_goals: goals from `instructions` instead of synthetic ones.
           seed: the random stream of prices and price limits, as if `random.seed(seed)` came just before construction.
           shuffle_seed: the order of the goals.
-          compat: "official" scores as the public environment does. In "fixed" a wanted option also counts if exactly its
-            name and value were chosen, and the goal's own product with exactly the wanted options is worth 1: every goal
-            can be won.
+          compat: "official" scores as the public environment does. In "fixed" a wanted option also counts if exactly
+            its name and value were chosen, and the goal's own product with exactly the wanted options is worth 1:
+            every goal can be won.
 
         Raises:
-          ValueError: a record is malformed, records are missing, or there is no goal.
+          DataError: a record is malformed or missing. ValueError: an argument is wrong, or there is no goal.
         """
+        if compat not in COMPAT:
+            raise ValueError(f"compat = {compat!r} is unknown; use one of {COMPAT}.")
         if human_goals and instructions is None:
             raise ValueError("human_goals = True needs instructions (items_human_ins.json).")
-        products = list(parse_products(items, attributes, nouns or Nouns(), source))
+        products = list(parse_products(items, attributes, nouns or Nouns()))
         goals_of = (
             functools.partial(goals.human_goals, instructions=instructions)
             if human_goals
@@ -109,14 +108,17 @@ class Catalogue:
         Raises:
           FileNotFoundError: a file is missing. ValueError: a file is malformed; the message names it.
         """
-        return cls.from_records(
-            islice(files.iterate_list(items), num_products),
-            files.read_object(attributes),
-            None if instructions is None else files.read_object(instructions),
-            nouns=Nouns.load(nouns),
-            source=repr(str(items)),
-            **options,
-        )
+        paths = {"items": items, "attributes": attributes, "instructions": instructions}
+        try:
+            return cls.from_records(
+                islice(files.iterate_list(items), num_products),
+                files.read_object(attributes),
+                None if instructions is None else files.read_object(instructions),
+                nouns=Nouns.load(nouns),
+                **options,
+            )
+        except files.DataError as error:
+            raise ValueError(f"{str(paths[error.part])!r}: {error.problem}") from None
 
     def search(self, query: str, k: int = 50) -> list[str]:
         """The asins of the `k` best products for a query, best first."""

@@ -1,8 +1,8 @@
 """The WebShop text environment (S. Yao et al., NeurIPS 2022), in process and without a web server.
 
-Observations, clickables, page addresses, rewards and the order of random draws equal those of the public environment; what
-crashes that one is a no-op here: a search for "<a> ...", for "<c>" alone, for "<r>" with fewer than 50 products, and a
-click that would open a product the shop does not have.
+Observations, clickables, page addresses, rewards and the order of random draws equal those of the public environment;
+what crashes that one is a no-op here: a search for "<a> ...", for "<c>" alone, for "<r>" with fewer than 50 products,
+and a click that would open a product the shop does not have.
 """
 
 import json
@@ -53,12 +53,12 @@ class Session:
 class WebShopEnv(gymnasium.Env):
     """Buy what the instruction asks for: "search[words]", "click[what a page shows]", "click[buy now]".
 
-    Reward: 10 when a purchase is worth exactly 1, else 0; the purchase's own worth in [0, 1] is `info["score"]`. A purchase
-    terminates the episode; as in the public environment, a later search goes on in the same session. There is no limit of
-    steps. An action that cannot be carried out changes nothing.
+    Reward: 10 when a purchase is worth exactly 1, else 0; the purchase's own worth in [0, 1] is `info["score"]`. A
+    purchase terminates the episode; as in the public environment, a later search goes on in the same session. There
+    is no limit of steps. An action that cannot be carried out changes nothing.
 
-    Info: task, admissible_actions, clickables, has_search_bar, url, won, score, progress (the highest worth so far of the
-    product on view with the options chosen), anchor (the plain text without instruction), task_type.
+    Info: task, admissible_actions, clickables, has_search_bar, url, won, score, progress (the highest worth so far of
+    the product on view with the options chosen), anchor (the plain text without instruction), task_type.
 
     Args:
       catalogue: the shop; any number of environments can share one.
@@ -229,7 +229,8 @@ class WebShopEnv(gymnasium.Env):
         self._url = f"{BASE_URL}/search_results/{session.name}/{'+'.join(keywords)}/{number}"
 
     def _find(self, keywords: list[str]) -> list[dict[str, Any]]:
-        """The products of a search. A first word <q>, <c> or <r> asks for a query phrase, a category, or random products.
+        """The products of a search. A first word <q>, <c> or <r> asks for a query phrase, a category, or random
+        products.
 
         Raises:
           LookupError: the public environment would crash.

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import IO, Any
 
 _CHUNK = 1 << 22
+_LONGEST = 1 << 26
 _SPACE = " \t\r\n"
+
+
+class DataError(ValueError):
+    """A malformed record. `part`: "items", "attributes" or "instructions"; `problem`: what is wrong with it."""
+
+    def __init__(self, part: str, problem: str):
+        super().__init__(f"{part}: {problem}")
+        self.part, self.problem = part, problem
 
 
 def _open(path: str | Path) -> IO[str]:
@@ -18,9 +27,7 @@ def _open(path: str | Path) -> IO[str]:
 
 
 def _unreadable(path: str | Path, error: Exception) -> ValueError:
-    return ValueError(
-        f"{str(path)!r} cannot be read as JSON text ({error}); it may be damaged or another kind of file."
-    )
+    return ValueError(f"{str(path)!r} cannot be read as JSON ({error}); it may be damaged or another kind of file.")
 
 
 def lines(path: str | Path) -> Iterator[str]:
@@ -73,9 +80,11 @@ def iterate_list(path: str | Path) -> Iterator[Any]:
                 try:
                     value, position = decoder.raw_decode(text, position)
                 except json.JSONDecodeError as error:
-                    if not (more := file.read(max(_CHUNK, len(text)))):
+                    # Either the text ends within this element, or it is malformed.
+                    rest = text[position:]
+                    if len(rest) > _LONGEST or not (more := file.read(max(_CHUNK, len(rest)))):
                         raise _unreadable(path, error) from None
-                    text, position = text[position:] + more, 0
+                    text, position = rest + more, 0
                     continue
                 yield value
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:

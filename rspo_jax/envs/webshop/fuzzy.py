@@ -10,12 +10,12 @@ THRESHOLD = 85
 
 COLORS = tuple(
     "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo "
-    "caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal "
-    "dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory "
-    "ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor mushroom "
-    "mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire "
-    "seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white "
-    "wine yellow".split()
+    "caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream "
+    "crystal dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather "
+    "indigo ivory ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha "
+    "multicolor mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal "
+    "rust sand sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise "
+    "violet walnut wheat white wine yellow".split()
 )
 
 _NOT_WORD = re.compile(r"\W", re.IGNORECASE)
@@ -26,7 +26,7 @@ _DROPPED = dict.fromkeys(range(0x80, 0x100))
 def normalize_color(value: str | tuple[str, str]) -> str | tuple[str, str]:
     """The first colour word that `value` contains, else `value` itself.
 
-    Of a text any substring counts ("standard" gives "tan"); of a (name, value) pair only an element that is a colour word.
+    Of a text any substring counts ("standard" gives "tan"); of a (name, value) pair only a whole element.
     """
     return next((color for color in COLORS if color in value), value)
 

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rspo_jax.envs.webshop.files import DataError
+
 Goal = dict[str, Any]
 Json = Mapping[str, Any]
 
@@ -39,7 +41,7 @@ def human_goals(
     """One goal per written instruction that names an attribute; `goal_options` is a list of values, weight 1.
 
     Raises:
-      ValueError: an instruction record lacks a key.
+      DataError: an instruction record is malformed.
     """
     goals = []
     for product in products:
@@ -52,7 +54,9 @@ def human_goals(
                         _goal(product, text, record["instruction_attributes"], limit, record["instruction_options"], 1)
                     )
             except KeyError as error:
-                raise ValueError(f"instructions: a record of {product['asin']} has no key {error}.") from None
+                raise DataError("instructions", f"a record of {product['asin']} has no key {error}.") from None
+            except (TypeError, AttributeError) as error:
+                raise DataError("instructions", f"a record of {product['asin']} is malformed ({error}).") from None
     return goals
 
 
@@ -61,20 +65,20 @@ def synthetic_goals(
 ) -> list[Goal]:
     """One goal per product with an instruction and per combination of its option values.
 
-    `goal_options` is a dictionary, names sorted; the weight is the mean over attributes of 1 / (goals with the attribute).
+    `goal_options` is a dictionary, names sorted; the weight is the mean of 1 / (goals with the attribute).
 
     Raises:
-      ValueError: a product is missing in `attributes`, or an instruction names no attribute.
+      DataError: a product is missing in `attributes`, or an instruction names no attribute.
     """
     goals: list[Goal] = []
     for product in products:
         asin = product["asin"]
         if (record := attributes.get(asin)) is None:
-            raise ValueError(f"attributes: no record for product {asin}; synthetic goals need one for every product.")
+            raise DataError("attributes", f"no record for product {asin}; synthetic goals need one for each product.")
         if (instruction := record.get("instruction")) is None:
             continue
         if not (wanted := record.get("instruction_attributes")):
-            raise ValueError(f"attributes: the instruction of {asin} needs a non-empty 'instruction_attributes'.")
+            raise DataError("attributes", f"the instruction of {asin} needs a non-empty 'instruction_attributes'.")
         limit, clause = _draw_limit(prices[asin], rng)
         for options in _combinations(product["options"]):
             chosen = ", and ".join(f"{name}: {value}" for name, value in options.items())

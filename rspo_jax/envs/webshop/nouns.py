@@ -1,8 +1,8 @@
 """Which words of a product title are nouns: from a table, from spaCy, or by a rule.
 
-The reward compares the nouns of two titles. The official environment asks a spaCy model, and its lists differ between model
-versions, so a table of recorded lists is the only way to equal a published run. The rule takes every word that has a
-letter and is not a function word; buying the wanted product itself is worth the same either way.
+The reward compares the nouns of two titles. The official environment asks a spaCy model, and its lists differ between
+model versions, so a table of recorded lists is the only way to equal a published run. The rule takes every word that
+has a letter and is not a function word; buying the wanted product itself is worth the same either way.
 """
 
 import functools
@@ -15,12 +15,12 @@ from rspo_jax.envs.webshop import files
 MODEL = "en_core_web_sm"
 
 FUNCTION_WORDS = frozenset(
-    "a an the this that these those some any each every all both no not and or nor but so yet if than then as at by for "
-    "from in into of off on onto out over per to toward under until up upon via with within without about above across "
-    "after against along among around before behind below beneath beside between beyond down during inside near outside "
-    "through i me my mine we us our ours you your yours he him his she her hers it its they them their theirs who whom "
-    "whose which what where when why how is am are was were be been being do does did have has had can could will would "
-    "shall should may might must very too also just only more most other such own same".split()
+    "a an the this that these those some any each every all both no not and or nor but so yet if than then as at by "
+    "for from in into of off on onto out over per to toward under until up upon via with within without about above "
+    "across after against along among around before behind below beneath beside between beyond down during inside "
+    "near outside through i me my mine we us our ours you your yours he him his she her hers it its they them their "
+    "theirs who whom whose which what where when why how is am are was were be been being do does did have has had "
+    "can could will would shall should may might must very too also just only more most other such own same".split()
 )
 
 _WORD = re.compile(r"[^\W_]+(?:['’.&][^\W_]+)*")
@@ -53,7 +53,7 @@ class Nouns:
 
     @classmethod
     def load(cls, source: str | Path | None) -> "Nouns":
-        """None: the rule. "spacy": the installed spaCy model. Otherwise a file of JSON lines {"title": ..., "nouns": [...]}.
+        """None: the rule. "spacy": the installed spaCy model. A path: JSON lines {"title": ..., "nouns": [...]}.
 
         Raises:
           FileNotFoundError: there is no such file. ValueError: a line is malformed, or spaCy or its model is missing.

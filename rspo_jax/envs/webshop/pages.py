@@ -1,6 +1,6 @@
 """The pages of the shop as lists of visible text nodes, and their two text forms.
 
-A node has a kind, because the rich form marks buttons, product links and options, and because all of these are clickable.
+A node has a kind: the rich form marks buttons, product links and options, and all of these can be clicked.
 """
 
 import json
@@ -139,7 +139,7 @@ def task_of(start: str) -> str:
 
 
 def anchor(text: str, task: str) -> str:
-    """The plain text of a page after the instruction, each segment in quotes; all of the text if it has no instruction."""
+    """The plain text after the instruction, each segment in quotes; all of the text if the instruction is not in it."""
     segments = text.split(SEPARATOR)
     if task not in segments:
         return text

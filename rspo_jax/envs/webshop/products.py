@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from rspo_jax.envs.webshop.files import DataError
 from rspo_jax.envs.webshop.nouns import Nouns
 
 Json = Mapping[str, Any]
@@ -20,11 +21,11 @@ class Product(dict):
     __slots__ = ("nouns",)
 
 
-def parse_products(items: Iterable[Json], attributes: Json, nouns: Nouns, source: str = "items") -> Iterator[Product]:
+def parse_products(items: Iterable[Json], attributes: Json, nouns: Nouns) -> Iterator[Product]:
     """Yields each usable product once: ids over ten characters and "nan" are skipped, and the first of equal ids wins.
 
     Raises:
-      ValueError: a record lacks a key or has a malformed price or option; the message names `source` and the record.
+      DataError: a record lacks a key or has a malformed price or option.
     """
     seen: set[str] = set()
     for number, item in enumerate(items):
@@ -35,9 +36,9 @@ def parse_products(items: Iterable[Json], attributes: Json, nouns: Nouns, source
             seen.add(asin)
             product = _product(item, attributes.get(asin, {}))
         except KeyError as error:
-            raise ValueError(f"{source}: product number {number} has no key {error}; needed: {_REQUIRED}.") from None
+            raise DataError("items", f"product number {number} has no key {error}; needed: {_REQUIRED}.") from None
         except (TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"{source}: product number {number} is not in the WebShop format ({error}).") from None
+            raise DataError("items", f"product number {number} is malformed ({error}).") from None
         product.nouns = nouns
         yield product
 
@@ -74,7 +75,9 @@ def _price(text: str | None, asin: str) -> tuple[list[float], str]:
         values = [float(Decimal(_NOT_PRICE.sub("", part))) for part in text.split("$")[1:]]
         first = values[0]
     except (InvalidOperation, IndexError):
-        raise ValueError(f"Product {asin}: pricing {text!r} must look like '$10.99' or '$10.99 - $25.50'.") from None
+        raise DataError(
+            "items", f"product {asin} has pricing {text!r}; it must look like '$10.99' or '$10.99 - $25.50'."
+        ) from None
     return (values, f"${first}") if len(values) == 1 else (values[:2], f"${first} to ${values[1]}")
 
 

@@ -1,8 +1,8 @@
 """The reward of a purchase: right kind of product, attributes, options and price.
 
-S. Yao et al., "WebShop: Towards Scalable Real-World Web Interaction with Grounded Language Agents", NeurIPS 2022, as the
-public environment computes it, quirks included: options of synthetic goals are compared as (name, value) pairs in text
-form, so that a value that contains a colour word may not match itself.
+S. Yao et al., "WebShop: Towards Scalable Real-World Web Interaction with Grounded Language Agents", NeurIPS 2022, as
+the public environment computes it, quirks included: options of synthetic goals are compared as (name, value) pairs in
+text form, so that a value that contains a colour word may not match itself.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ def reward(
       exact_options: a wanted option also counts if exactly its name and value were chosen.
 
     Returns:
-      The reward in [0, 1] and its parts: r_type, r_att, r_option, r_price with weights w_*, query_match, category_match,
-      title_score. r_option and w_option only if the goal has options.
+      The reward in [0, 1] and its parts: r_type, r_att, r_option, r_price with weights w_*, query_match,
+      category_match, title_score. r_option and w_option only if the goal has options.
     """
     wanted = goal["goal_options"]
     attributes = count_attributes(product, goal["attributes"])

@@ -61,7 +61,7 @@ class Index:
         self._saturation = np.float32(1) + frequency * inverse_norms[self._documents]
 
     def _inverse_norms(self, lengths: np.ndarray) -> np.ndarray:
-        """f32[documents]: 1 / (k1 (1 - b + b length / mean length)). Documents without a term do not count in the mean."""
+        """f32[documents]: 1 / (k1 (1 - b + b length / mean length)); a document without terms does not count."""
         self._size = int(np.count_nonzero(lengths))
         mean = np.float32(lengths.sum() / max(self._size, 1))
         stored = np.array([quantized_length(int(length)) for length in lengths], np.float32)

@@ -1,7 +1,7 @@
 """Character classes of the word tokenizer, as hexadecimal code point ranges.
 
 Unicode 9.0 properties (UAX #29 Word_Break, UAX #14 Line_Break, Script) and the pictographs of Unicode Emoji 11.0, the
-versions that the StandardTokenizer of Lucene 8 follows. Pinned here because the database of the running Python is newer.
+versions that the StandardTokenizer of Lucene 8 follows. Pinned here because Python's own database is newer.
 """
 
 RANGES = {
