@@ -170,7 +170,7 @@ def difference(
     old: ConfigDict | Mapping[str, Any], new: ConfigDict | Mapping[str, Any], may_differ: Sequence[str] = ()
 ) -> list[tuple[str, str, str]]:
     """(key, old value, new value) as JSON of every differing key, sorted; "absent" where one side lacks it."""
-    old, new = _flat(old), _flat(new)
+    old, new = flatten(old), flatten(new)
     keys = (
         key for key in sorted({*old, *new}) if not any(key == may or key.startswith(may + ".") for may in may_differ)
     )
@@ -178,14 +178,14 @@ def difference(
     return [(key, before, after) for key, before, after in pairs if before != after]
 
 
-def _flat(tree: ConfigDict | Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten(tree: ConfigDict | Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Dotted key -> JSON of the value. Values go through JSON, so that a tuple equals the list it was saved as."""
     if isinstance(tree, ConfigDict):
         tree = tree.to_dict()
     flat = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
-            flat.update(_flat(value, f"{prefix}{key}."))
+            flat.update(flatten(value, f"{prefix}{key}."))
         else:
             flat[prefix + key] = json.dumps(value, sort_keys=True)
     return flat
