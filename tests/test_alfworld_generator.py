@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 import zlib
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from rspo_jax.envs.alfworld import export, generator, rooms, suite
 from rspo_jax.envs.alfworld.engine import Engine
 from rspo_jax.envs.alfworld.game import TASK_KINDS, Game
+from rspo_jax.envs.alfworld.official import OfficialEngine
 
 LIMITS = {"tiny": ((6, 9), (6, 12)), "official": ((6, 54), (19, 75))}
 ROOM_OF_SCENE = {0: "kitchen", 2: "living room", 3: "bedroom", 4: "bathroom"}
@@ -266,6 +268,7 @@ def logic_package(tmp_path, monkeypatch):
     (folder.parent / "__init__.py").write_text("")
     (folder / "alfred.pddl").write_text("(define (domain alfred))")
     (folder / "alfred.twl2").write_text(GRAMMAR)
+    monkeypatch.delitem(sys.modules, "alfworld", raising=False)
     monkeypatch.syspath_prepend(tmp_path / "packages")
     return folder
 
@@ -382,3 +385,23 @@ def test_missing_logic_files_are_one_clear_error(logic_package):
     (logic_package / "alfred.twl2").unlink()
     with pytest.raises(FileNotFoundError, match="install alfworld"):
         export.game_text(generator.generate_game(0, "train", 0).game)
+
+
+@pytest.mark.parametrize("size, kind", list(itertools.product(generator.SIZES, TASK_KINDS)))
+def test_the_official_engine_plays_exported_games_like_ours(size, kind):
+    pytest.importorskip("textworld")
+    pytest.importorskip("alfworld")
+    game = generator.generate_game(0, "valid_unseen", 0, size=size, kind=kind).game
+    rng, ours = random.Random(kind), Engine(game)
+    official = OfficialEngine(export.game_text(game))
+    assert official.reset() == ours.reset()
+    for number in range(8 + len(game.plan)):
+        assert official.commands() == ours.commands()
+        assert official.won == ours.won
+        # First some moves that leave every object and door as it is, then the plan.
+        harmless = [
+            c for c in ours.commands() if c.startswith(("go to", "examine", "look", "use", "inventory", "help"))
+        ]
+        command = rng.choice(harmless) if number < 8 else game.plan[number - 8]
+        assert official.step(command) == ours.step(command)
+    assert official.won and ours.won
