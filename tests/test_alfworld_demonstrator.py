@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rspo_jax.envs.alfworld import demonstrator as player
 from rspo_jax.envs.alfworld import generator, suite
+from rspo_jax.envs.alfworld.demonstrator import demonstrator, parse_task
 from rspo_jax.envs.alfworld.env import ALFWorldEnv
 from rspo_jax.envs.alfworld.game import OLD, TASK_KINDS, Game, Goal, Object, Receptacle
 
@@ -25,7 +25,7 @@ def play(env, act, **task):
 @pytest.mark.parametrize("size", generator.SIZES)
 def test_the_expert_solves_every_kind_of_task(kind, size):
     env = ALFWorldEnv(max_steps=50)
-    act = player.demonstrator(env, np.random.default_rng(0), 1.0)
+    act = demonstrator(env, np.random.default_rng(0), 1.0)
     lengths = []
     for index in range(25):
         game = generator.generate_game(0, "valid_unseen", index, size=size, kind=kind).game
@@ -63,7 +63,7 @@ def kitchen(apple_in: str, **changes) -> Game:
 
 def test_the_expert_searches_likely_places_first():
     env = ALFWorldEnv(kitchen("cabinet_bar_1"), max_steps=50)  # cabinet 2: ids are numbered downwards
-    won, commands = play(env, player.demonstrator(env, np.random.default_rng(0), 1.0))
+    won, commands = play(env, demonstrator(env, np.random.default_rng(0), 1.0))
     assert won
     assert commands == [
         "go to fridge 1",
@@ -83,21 +83,21 @@ def test_the_expert_does_not_know_what_it_has_not_seen():
     commands = {}
     for place in ("cabinet_bar_1", "cabinet_bar_2"):
         env = ALFWorldEnv(kitchen(place), max_steps=50)
-        _, commands[place] = play(env, player.demonstrator(env, np.random.default_rng(0), 1.0))
+        _, commands[place] = play(env, demonstrator(env, np.random.default_rng(0), 1.0))
     assert commands["cabinet_bar_1"][:5] == commands["cabinet_bar_2"][:5]
     assert commands["cabinet_bar_1"] != commands["cabinet_bar_2"]
 
 
 def test_the_expert_reads_the_old_wording():
     env = ALFWorldEnv(kitchen("fridge_bar_1", wording=OLD), max_steps=50)
-    won, commands = play(env, player.demonstrator(env, np.random.default_rng(0), 1.0))
+    won, commands = play(env, demonstrator(env, np.random.default_rng(0), 1.0))
     assert won and commands[-1] == "put apple 1 in/on countertop 1"
 
 
 def test_the_expert_puts_down_what_it_does_not_need():
     env = ALFWorldEnv(kitchen("fridge_bar_1"), max_steps=50)
     observation, info = env.reset()
-    act = player.demonstrator(env, np.random.default_rng(0), 1.0)
+    act = demonstrator(env, np.random.default_rng(0), 1.0)
     act(observation, info)
     for command in ("go to countertop 1", "take mug 1 from countertop 1", "go to fridge 1"):
         observation, _, _, _, info = env.step(command)
@@ -110,7 +110,7 @@ def test_the_expert_puts_down_what_it_does_not_need():
 def success(skill, count=150):
     tasks = suite.generated_suite(num_valid=count)
     env, rng = tasks.make_env(), np.random.default_rng(1)
-    act = player.demonstrator(env, rng, skill)
+    act = demonstrator(env, rng, skill)
     results = [play(env, act, **task) for task in tasks.splits["valid_seen"]]
     return np.mean([won for won, _ in results]), np.mean([len(commands) for _, commands in results])
 
@@ -127,8 +127,7 @@ def test_chance_comes_from_the_generator_alone():
     tasks = suite.generated_suite()
     env = tasks.make_env()
     runs = [
-        play(env, player.demonstrator(env, np.random.default_rng(seed), 0.5), **tasks.splits["train"][0])
-        for seed in (3, 3, 4)
+        play(env, demonstrator(env, np.random.default_rng(seed), 0.5), **tasks.splits["train"][0]) for seed in (3, 3, 4)
     ]
     assert runs[0] == runs[1] != runs[2]
 
@@ -151,9 +150,9 @@ def test_chance_comes_from_the_generator_alone():
     ],
 )
 def test_every_official_sentence_is_understood(sentence, task):
-    assert player.parse_task(f"You see a desk 1.\n\nYour task is to: {sentence}") == task
+    assert parse_task(f"You see a desk 1.\n\nYour task is to: {sentence}") == task
 
 
 def test_another_task_is_one_clear_error():
     with pytest.raises(ValueError, match="no known household task in 'juggle three apples"):
-        player.parse_task("Your task is to: juggle three apples.")
+        parse_task("Your task is to: juggle three apples.")
