@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rspo_jax.models import logprobs, transformer
+from rspo_jax.models import transformer
 from rspo_jax.models.constrain import Trie
 from rspo_jax.models.transformer import Cache, ModelConfig, Params
 from rspo_jax.trajectory import FREE_TEXT, LISTED, UNCONSTRAINED
@@ -113,8 +113,9 @@ def generate(
     chex.assert_rank([hidden_last, active], [2, 1])
     chex.assert_equal_shape_prefix([hidden_last, active, keys, cache.length], 1)
     _check_room(cache, slot, max_tokens - 1)
+    draws = None if greedy else _uniforms(keys, max_tokens)
     return _generate(
-        params, config, cache, hidden_last, slot, keys, trie, active, temperature, end_token, max_tokens, greedy, top_k
+        params, config, cache, hidden_last, slot, draws, trie, active, temperature, end_token, max_tokens, top_k
     )
 
 
@@ -151,53 +152,48 @@ class _Written(NamedTuple):
     allowed: jax.Array
 
 
-@functools.partial(jax.jit, static_argnames=("config", "max_tokens", "greedy", "top_k"), donate_argnames="cache")
-def _generate(
-    params, config, cache, hidden, slot, keys, trie, active, temperature, end_token, max_tokens, greedy, top_k
-):
-    draws = None if greedy else _uniforms(keys, max_tokens)
-    choose = functools.partial(_choose, None if greedy else top_k)
+@functools.partial(jax.jit, static_argnames=("config", "max_tokens", "top_k"), donate_argnames="cache")
+def _generate(params, config, cache, hidden, slot, draws, trie, active, temperature, end_token, max_tokens, top_k):
+    """`generate` with draws f32[max_tokens, B], one uniform number per token, or None for the likeliest token."""
+    choose = functools.partial(_choose, top_k)
 
-    def sample(t, hidden, row, written):
-        draw = None if greedy else draws[t]
+    def feed(hidden, cache, row, t):
+        hidden, cache = transformer.extend(params, config, cache, row.token[:, None], ~row.done[:, None], slot + t)
+        return hidden[:, 0], cache
+
+    def body(state):
+        t, hidden, cache, row, written = state
+        draw = None if draws is None else draws[t]
         token, logp, constraint, allowed, forced = _draw(
             params, config, hidden, row, trie, temperature, functools.partial(choose, draw)
         )
-        live = ~row.done
-        step = _Written(
-            jnp.where(live, token, 0), live & ~forced, jnp.where(live & ~forced, logp, 0.0), constraint, allowed
-        )
+        sampled = ~row.done & ~forced
+        step = _Written(jnp.where(row.done, 0, token), sampled, jnp.where(sampled, logp, 0.0), constraint, allowed)
         written = jax.tree.map(lambda out, new: out.at[t].set(new.astype(out.dtype)), written, step)
-        return _advance(row, token, trie, end_token), written
+        row = _advance(row, token, trie, end_token)
+        go_on = (t + 1 < max_tokens) & ~jnp.all(row.done)
+        hidden, cache = jax.lax.cond(go_on, feed, lambda hidden, cache, *_: (hidden, cache), hidden, cache, row, t)
+        return t + 1, hidden, cache, row, written
 
-    def body(state):
-        t, row, cache, written = state
-        hidden, cache = transformer.extend(params, config, cache, row.token[:, None], ~row.done[:, None], slot + t - 1)
-        row, written = sample(t, hidden[:, 0], row, written)
-        return t + 1, row, cache, written
-
-    row = _start(active, trie)
-    row, written = sample(0, hidden, row, _empty(len(active), max_tokens + 1, trie))
-    state = (jnp.int32(1), row, cache, written)
-    t, row, cache, written = jax.lax.while_loop(
-        lambda state: (state[0] < max_tokens) & ~jnp.all(state[1].done), body, state
+    state = (jnp.int32(0), hidden, cache, _start(active, trie), _empty(active.shape[0], max_tokens + 1, trie))
+    t, _, cache, row, written = jax.lax.while_loop(
+        lambda state: (state[0] < max_tokens) & ~jnp.all(state[3].done), body, state
     )
-    fed = jnp.maximum(row.length - 1, 0)
     tokens, length = _complete(row, written.tokens, trie, active, end_token)
     written = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), written._replace(tokens=tokens))
-    mask = jnp.arange(max_tokens + 1) < length[:, None]
     return Generated(
         tokens=written.tokens,
-        mask=mask,
+        mask=jnp.arange(max_tokens + 1) < length[:, None],
         sampled=written.sampled,
         logp=written.logp,
         constraint=written.constraint,
         allowed=written.allowed,
-        fed=fed,
-        slots=t - 1,
+        fed=jnp.maximum(row.length - 1, 0),
+        slots=jnp.maximum(t - 1, 0),
     ), cache
 
 
+@functools.partial(jax.jit, static_argnames="count")
 def _uniforms(keys, count):
     """One uniform number per position and row, f32[count, B], each from its own key."""
     draw = lambda t, key: jax.random.uniform(jax.random.fold_in(key, t))  # noqa: E731
@@ -225,21 +221,23 @@ def _empty(batch, positions, trie) -> _Written:
 def _draw(params, config, hidden, row, trie, temperature, choose):
     """One token per row: (token i32[B], logp f32[B], constraint i8[B], allowed i32[B, K], forced bool[B])."""
     batch = hidden.shape[0]
-    head = transformer.head(params, config)
-    full = lambda: jnp.matmul(hidden, head, preferred_element_type=jnp.float32) / temperature  # noqa: E731
     if trie is None:
-        token, logp = choose(full())
-        free = jnp.zeros(batch, bool)
-        return token, logp, jnp.full(batch, UNCONSTRAINED), jnp.zeros((batch, 0), jnp.int32), free
+        token, logp = choose(_all_logits(params, config, hidden) / temperature)
+        return token, logp, jnp.full(batch, UNCONSTRAINED), jnp.zeros((batch, 0), jnp.int32), jnp.zeros(batch, bool)
     rows = jnp.arange(batch)
     at_slot = trie.free[rows, row.node]
     open_ = at_slot & (row.free_count < trie.free_limit)
     allowed = jnp.where((at_slot & (row.free_count == 0))[:, None], -1, trie.child_token[rows, row.node])
-    constraint = jnp.where(open_, FREE_TEXT, LISTED)
 
     def free_text():
-        support = logprobs.support(head.shape[1], constraint, allowed, trie.free_tokens)
-        return choose(jnp.where(support, full(), _EMPTY))
+        """Over the whole vocabulary, then the listed tokens (which are never free tokens)."""
+        logits = _all_logits(params, config, hidden)
+        listed = jnp.take_along_axis(logits, jnp.maximum(allowed, 0), axis=1)
+        support = jnp.concatenate([open_[:, None] & trie.free_tokens, allowed >= 0], axis=1)
+        logits = jnp.concatenate([logits, listed], axis=1) / temperature
+        index, logp = choose(jnp.where(support, logits, _EMPTY))
+        place = index - trie.free_tokens.shape[0]
+        return jnp.where(place < 0, index, allowed[rows, jnp.maximum(place, 0)]), logp
 
     def listed():
         logits = _logits_of(params, config, hidden, jnp.maximum(allowed, 0)) / temperature
@@ -248,7 +246,11 @@ def _draw(params, config, hidden, row, trie, temperature, choose):
 
     token, logp = jax.lax.cond(jnp.any(open_ & ~row.done), free_text, listed)
     forced = ~open_ & (jnp.sum(allowed >= 0, axis=1) == 1)
-    return token, logp, constraint, allowed, forced
+    return token, logp, jnp.where(open_, FREE_TEXT, LISTED), allowed, forced
+
+
+def _all_logits(params, config, hidden):
+    return jnp.matmul(hidden, transformer.head(params, config), preferred_element_type=jnp.float32)
 
 
 def _logits_of(params, config, hidden, ids):
