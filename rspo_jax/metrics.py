@@ -207,11 +207,13 @@ class MetricsWriter:
         self._board.flush()
 
     def close(self) -> None:
-        self.flush()
-        self._file.close()
-        self._board.close()
-        if self._progress:
-            self._progress.close()
+        try:
+            self.flush()
+        finally:
+            self._file.close()
+            self._board.close()
+            if self._progress:
+                self._progress.close()
 
     def __enter__(self) -> "MetricsWriter":
         return self

@@ -135,10 +135,10 @@ def test_a_row_without_its_place_is_refused(tmp_path, row, message):
 
 
 def test_an_array_is_refused_with_its_name(tmp_path):
-    writer = metrics.MetricsWriter(tmp_path, progress=False)
-    writer.write({"step": 1, "phase": "target", "kl": jnp.zeros((2, 3))})
-    with pytest.raises(ValueError, match=r"metric kl has shape \(2, 3\)"):
-        writer.flush()
+    with metrics.MetricsWriter(tmp_path, progress=False) as writer:
+        writer.write({"step": 1, "phase": "target", "kl": jnp.zeros((2, 3))})
+        with pytest.raises(ValueError, match=r"metric kl has shape \(2, 3\)"):
+            writer.flush()
 
 
 def test_rows_after_a_broken_line_are_not_silently_lost(tmp_path):
