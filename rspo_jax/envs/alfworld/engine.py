@@ -238,7 +238,8 @@ class Engine:
     def _examine_object(self, o: int, _: int) -> str:
         thing, name = self.world.objects[o], self.world.object_names[o]
         if thing.is_receptacle:
-            return f"This is a normal {name}. In it, you see {_list(self.world.object_names, self.inside[o])}."
+            inside = [other for other in self.inside[o] if other != o]
+            return f"This is a normal {name}. In it, you see {_list(self.world.object_names, inside)}."
         clean, hot, cool, sliced = o in self.clean, o in self.hot, o in self.cool, o in self.sliced
         heat = "hot" if hot else "cool" if cool else ""
         if sliced and (clean or heat):
