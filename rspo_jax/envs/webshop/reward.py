@@ -90,14 +90,16 @@ def option_matches(value: str, wanted: str | tuple[str, str]) -> bool:
 def exact_options(product: Json, goal: Json) -> dict[str, str]:
     """The options to choose on the goal's product: of a synthetic goal those it names.
 
-    A written goal lists values only: for each option the value that matches most of the values not yet matched.
+    A written goal lists values only: for each option the value that matches most of the values not yet matched, and of
+    those an equal one.
     """
     if isinstance(goal["goal_options"], Mapping):
         return dict(goal["goal_options"])
     chosen, missing = {}, list(goal["goal_options"])
     for name, values in product["options"].items():
-        best = max(values, key=lambda value: sum(option_matches(value, option) for option in missing), default=None)
-        if best is not None and any(option_matches(best, option) for option in missing):
+        found = {value: [option for option in missing if option_matches(value, option)] for value in values}
+        best = max(values, key=lambda value: (len(found[value]), value in missing), default=None)
+        if best is not None and found[best]:
             chosen[name] = best
-            missing = [option for option in missing if not option_matches(best, option)]
+            missing = [option for option in missing if option not in found[best]]
     return chosen
