@@ -44,13 +44,13 @@ def token_logprobs(
     chex.assert_equal_shape_prefix([x for x in (hidden, targets, constraint, allowed, mask) if x is not None], 1)
     if (constraint is None) != (allowed is None):
         raise ValueError("constraint and allowed belong together; give both or neither.")
-    rows = (hidden, targets, constraint, allowed)
+    rows = jax.tree.map(jnp.asarray, (hidden, targets, constraint, allowed))
     need = _need(constraint, allowed, mask, head.shape[1])
     chunk = min(chunk, targets.shape[0])
     need, rows, join = _strided(rows, chunk) if need is None else _sorted(need, rows, chunk)
     # A column of the head is contiguous in its transpose; for a tied head the transpose is the embedding itself.
     compute = functools.partial(
-        _chunk_logprobs, columns=head.T, free_tokens=free_tokens, temperature=temperature, chunk=chunk
+        _chunk_logprobs, columns=jnp.asarray(head).T, free_tokens=free_tokens, temperature=temperature, chunk=chunk
     )
     compute = jax.checkpoint(compute, prevent_cse=False)
     _, (logp, entropy) = jax.lax.scan(lambda _, xs: (None, compute(*xs)), None, (need, rows))
@@ -67,10 +67,10 @@ def logits_logprobs(
     free_tokens: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """`token_logprobs` of logits [M, V] that the caller already has."""
-    scores = logits.astype(jnp.float32) / temperature
+    scores = jnp.asarray(logits, jnp.float32) / temperature
     if constraint is None:
         return _statistics([scores], [jnp.take_along_axis(scores, targets[:, None], axis=1)[:, 0]])
-    free = jnp.zeros(scores.shape[1], bool) if free_tokens is None else free_tokens
+    free = jnp.zeros(scores.shape[1], bool) if free_tokens is None else jnp.asarray(free_tokens)
     kind = constraint[:, None]
     listed = (kind == LISTED) | ((kind == FREE_TEXT) & ~free[allowed])  # what free_tokens has counts once
     listed = jnp.where(listed & (allowed >= 0), jnp.take_along_axis(scores, jnp.maximum(allowed, 0), axis=1), _EMPTY)
@@ -111,8 +111,9 @@ def _statistics(pieces, target_scores):
     peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, [jnp.max(p, axis=1) for p in pieces]))
     total = sum(jnp.sum(jnp.exp(p - peak[:, None]), axis=1) for p in pieces)
     normaliser = peak + jnp.log(total)
-    mean_score = sum(jnp.sum(jnp.exp(p - normaliser[:, None]) * p, axis=1) for p in pieces)
-    return functools.reduce(jnp.maximum, target_scores) - normaliser, normaliser - mean_score
+    log_p = [p - normaliser[:, None] for p in pieces]
+    entropy = -sum(jnp.sum(jnp.exp(p) * p, axis=1) for p in log_p)
+    return functools.reduce(jnp.maximum, target_scores) - normaliser, entropy
 
 
 def _hit(scores, allowed, targets):
