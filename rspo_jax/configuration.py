@@ -206,14 +206,22 @@ def _keys(config: ConfigDict, prefix: str = "") -> tuple[list[str], list[str]]:
 
 
 def _nearest(key: str, known: Sequence[str]) -> str:
-    """The known key meant, by the whole dotted name or by its last part, which people put into the wrong group."""
-    last = {}
-    for name in known:
-        last.setdefault(name.rpartition(".")[2], name)
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
-    near = near or [last[name] for name in difflib.get_close_matches(key.rpartition(".")[2], last, n=1, cutoff=0.75)]
-    near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-    return f"did you mean {near[0]}?"
+    """What was probably meant; with the group's keys where nothing is really close."""
+    group, _, name = key.rpartition(".")
+    # By the last part too, for a key in the wrong group; a beginning of a key beats a similar spelling.
+    last: dict[str, str] = {}
+    for full in known:
+        last.setdefault(full.rpartition(".")[2], full)
+    begins = [full for full in known if full.startswith(key)]
+    alike = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+    elsewhere = [last[found] for found in difflib.get_close_matches(name, last, n=1, cutoff=0.75)]
+    for found in (begins, alike, elsewhere):
+        if found:
+            return f"did you mean {found[0]}?"
+    siblings = [full for full in known if group and full.rpartition(".")[0] == group]
+    nearest = difflib.get_close_matches(key, siblings or known, n=1, cutoff=0.0)[0]
+    listed = f" {group} has the keys {', '.join(full.rpartition('.')[2] for full in siblings)}" if siblings else ""
+    return f"did you mean {nearest}?{listed}"
 
 
 def _config_spec(argv: Sequence[str]) -> str | None:
