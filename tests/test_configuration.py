@@ -110,7 +110,7 @@ def test_load_config_takes_preset_and_overrides(config_file):
         ("alpha", 1.0, "did you mean rspo.alpha"),
         ("train.alpha", 1.0, "did you mean rspo.alpha"),
         ("train.st", 1, "did you mean train.steps"),
-        ("train.zzzzz", 1, "did you mean train.* train has the keys steps, lr, name, live"),
+        ("train.zzzzz", 1, "did you mean train.* train has the keys live, lr, name, steps"),
         ("train.steps", "many", "train.steps must be of type int, got 'many'"),
         ("train.steps", 2.5, "train.steps must be of type int, got 2.5"),
         ("train", 3, "train is a group of keys"),
