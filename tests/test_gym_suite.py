@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rspo_jax.envs.gym_suite import gym_suite
 
-BARE, RICH, NUMERIC = "test_suites/Guess-v0", "test_suites/Guess-v1", "test_suites/Numeric-v0"
+BARE, RICH, NUMERIC = "test_suites/Guess-v0", "test_suites/RichGuess-v0", "test_suites/Numeric-v0"
 
 
 class Guess(gymnasium.Env):

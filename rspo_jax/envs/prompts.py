@@ -26,6 +26,9 @@ KINDS = ("webshop", "alfworld", "generic")
 SAME_PAGE = "same page"
 """Plain text for an observation that equals the one before."""
 
+NOTHING = "nothing here"
+"""Plain text for a WebShop page without content: no results, no reviews."""
+
 MAX_WEBSHOP_CHARACTERS = 13_000
 """A WebShop prompt with history that is longer falls back to the one without history."""
 
@@ -169,15 +172,15 @@ def _plain_webshop(obs: str, info: Info) -> str:
     price = next((i for i, segment in enumerate(page) if segment.startswith("price: ")), 0)
     if price > 2 and page[-1] == "buy now":
         return _plain_item(page[2:price], page[price].removeprefix("price: "), info["clickables"])
-    return "\n".join(page[2:]) or "nothing here"  # a description, features, ... page after "back to search", "< prev"
+    return "\n".join(page[2:]) or NOTHING  # a description, features, ... page after "back to search", "< prev"
 
 
 def _plain_results(page: list[str]) -> str:
-    """`page 1 of 50` (results in all), then a line `asin title price` for each product."""
-    number, _, total = page[1].partition(" (total results: ")
+    """`page 1`, then a line `asin title price` for each product."""
+    number = page[1].partition(" (total results: ")[0]
     products = page[page.index("next >") + 1 :]
     lines = [" ".join(products[i : i + 3]) for i in range(0, len(products), 3)]
-    return "\n".join([f"{number} of {total.rstrip(')')}", *lines])
+    return "\n".join([number, *(lines or [NOTHING])])
 
 
 def _plain_item(options_and_title: list[str], price: str, clickables: Sequence[str]) -> str:

@@ -25,19 +25,26 @@ class Records(NamedTuple):
     items: the products (`items_shuffle.json`).
     attributes: asin -> attributes and one synthetic instruction (`items_ins_v2.json`).
     instructions: asin -> instruction records, as people would have written them (`items_human_ins.json`).
+    nouns: title -> the words of its product type. Without them (the rule takes every word for a noun) a product of
+      another type that shares a few words is as good as the wanted one.
     """
 
     items: list[Json]
     attributes: dict[str, Json]
     instructions: dict[str, list[Json]]
+    nouns: dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class _Department:
-    """types: product types; attributes: what its products may be; options: option name -> values."""
+    """types: product types; attributes: what its products may be; options: option name -> values.
+
+    root: first part of the category path; the type is the other. Two shared parts would make every product of the
+    department as good as the wanted type.
+    """
 
     category: str
-    path: str
+    root: str
     types: tuple[str, ...]
     attributes: tuple[str, ...]
     options: Mapping[str, tuple[str, ...]]
@@ -54,7 +61,7 @@ _COLORS = _words("navy, teal, black, white, purple, green, pink, gold, red, yell
 _DEPARTMENTS = (
     _Department(
         "fashion",
-        "Clothing › Everyday Wear",
+        "Clothing",
         _words("sneakers, sandals, hoodie, cardigan, leggings, raincoat, bucket hat, ankle boots"),
         _words(
             "machine washable, slip resistant, quick dry, moisture wicking, hand sewn, light weight, water repellent, "
@@ -64,7 +71,7 @@ _DEPARTMENTS = (
     ),
     _Department(
         "grocery",
-        "Grocery › Pantry",
+        "Grocery",
         _words("granola, trail mix, herbal tea, crackers, fruit snacks, hot sauce, popcorn, protein bars"),
         _words(
             "gluten free, dairy free, low sodium, high fiber, non gmo, plant based, kosher certified, stone ground, "
@@ -77,7 +84,7 @@ _DEPARTMENTS = (
     ),
     _Department(
         "beauty",
-        "Beauty › Personal Care",
+        "Beauty",
         _words("shampoo, body lotion, lip balm, face serum, hand cream, bath salts, conditioner, hair mask"),
         _words(
             "cruelty free, paraben free, long lasting, deep moisture, sensitive skin, anti aging, plant extract, "
@@ -90,7 +97,7 @@ _DEPARTMENTS = (
     ),
     _Department(
         "garden",
-        "Home › Living Room",
+        "Home",
         _words("desk lamp, throw pillow, area rug, bookshelf, wall clock, curtains, bar stool, blanket"),
         _words(
             "easy assembly, solid wood, space saving, stain resistant, non toxic, hand woven, mid century, "
@@ -100,7 +107,7 @@ _DEPARTMENTS = (
     ),
     _Department(
         "electronics",
-        "Electronics › Accessories",
+        "Electronics",
         _words("headphones, phone case, power bank, keyboard, wall charger, speaker, tripod, smart watch"),
         _words(
             "fast charging, noise cancelling, splash proof, long battery, shock absorbing, hands free, ultra slim, "
@@ -117,7 +124,7 @@ _HIGH_PRICES = (64.99, 78.5, 89.99, 96.99, 112.5, 127.99)
 _RANGE_SHARE = 0.15
 # Option groups of 20 clusters; for a product with 0, 1 or 2 groups, how many records ask for 0, 1, 2 options.
 _OPTION_GROUPS = (0,) * 2 + (1,) * 6 + (2,) * 12
-_RECORDS = ((3,), (3, 6), (3, 5, 5))
+_RECORDS = ((3,), (3, 6), (3, 5, 9))
 _MIN_VALUES, _MAX_VALUES = 3, 5
 
 
@@ -141,16 +148,18 @@ def generate(seed: int = 0, num_products: int = 500) -> Records:
 
     Args:
       seed: any integer.
-      num_products: a multiple of 4 (products come in clusters of four). 500 give over 4,000 goals of either kind.
+      num_products: a multiple of 4 (products come in clusters of four). 500 give over 6,000 written goals and over
+        4,000 synthetic ones.
     """
     if num_products < CLUSTER or num_products % CLUSTER:
         raise ValueError(f"num_products = {num_products} must be a positive multiple of {CLUSTER}.")
     rng = random.Random(seed)
     products = [product for cluster in range(num_products // CLUSTER) for product in _cluster(rng, cluster)]
     asins = _asins(rng, len(products))
-    records = Records([], {}, {})
+    records = Records([], {}, {}, {})
     for asin, product in zip(asins, products, strict=True):
         records.items.append(_item(asin, product))
+        records.nouns[records.items[-1]["name"]] = tuple(product.type.split())
         records.attributes[asin] = {
             "attributes": list(product.attributes),
             "instruction": f"{rng.choice(_OPENINGS)} {' and '.join(product.attributes)} {product.type}",
@@ -161,25 +170,21 @@ def generate(seed: int = 0, num_products: int = 500) -> Records:
     return records
 
 
-def write(directory: str | Path, seed: int = 0, num_products: int = 500) -> tuple[Path, Path, Path]:
-    """Writes the three official JSON files and returns their paths: items, attributes, instructions."""
+def write(directory: str | Path, seed: int = 0, num_products: int = 500) -> dict[str, Path]:
+    """Writes the catalogue as files and returns their paths, by their names in `files_suite`."""
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = tuple(folder / name for name in ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json"))
-    for path, records in zip(paths, generate(seed, num_products), strict=True):
-        path.write_text(json.dumps(records, indent=1), encoding="utf-8")
-    return paths
-
-
-def vocabulary(records: Records) -> list[str]:
-    """Phrases of the catalogue worth one token each in a small tokenizer: asins, types, attributes, values, prices."""
-    phrases: set[str] = set()
-    for item in records.items:
-        phrases |= {item["asin"].lower(), item["query"], *item["pricing"].split(" - ")}
-        for name, values in item["customization_options"].items():
-            phrases |= {name.lower(), *(value["value"].lower() for value in values)}
-        phrases |= set(records.attributes[item["asin"]]["attributes"])
-    return sorted(phrases | {brand.lower() for brand in _BRANDS} | set(_OPENINGS))
+    items, attributes, instructions, nouns = generate(seed, num_products)
+    rows = [{"title": title, "nouns": words} for title, words in nouns.items()]
+    contents = {
+        "items": ("items_shuffle.json", json.dumps(items, indent=1)),
+        "attributes": ("items_ins_v2.json", json.dumps(attributes, indent=1)),
+        "instructions": ("items_human_ins.json", json.dumps(instructions, indent=1)),
+        "nouns": ("nouns.jsonl", "".join(json.dumps(row) + "\n" for row in rows)),
+    }
+    for name, text in contents.values():
+        (folder / name).write_text(text, encoding="utf-8")
+    return {role: folder / name for role, (name, _) in contents.items()}
 
 
 def _cluster(rng: random.Random, index: int) -> list[_Product]:
@@ -244,7 +249,7 @@ def _item(asin: str, product: _Product) -> Json:
         "small_description": [f"{first} {product.type}", f"{second} design"],
         "pricing": " - ".join(f"${price}" for price in product.prices),
         "images": [f"https://images.example/{asin}.jpg"],
-        "product_category": f"{product.department.path} › {product.type.title()}",
+        "product_category": f"{product.department.root} › {product.type.title()}",
         "category": product.department.category,
         "query": product.type,
         "customization_options": {
