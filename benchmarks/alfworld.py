@@ -14,6 +14,8 @@ import sys
 import time
 import tracemalloc
 
+# Without this folder, where `import alfworld` would find this file instead of the official package.
+sys.path.pop(0)
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from rspo_jax.envs.alfworld import ALFWorldEnv, Game, OfficialALFWorldEnv, load_game
