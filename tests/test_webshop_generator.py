@@ -48,18 +48,16 @@ def play(env, policy, task):
     """(info at the end, turns, every action that was not admissible, characters of plain prompts and actions)."""
     fmt = prompts.get("plain", "webshop")
     observation, info = env.reset(**task)
-    characters, inadmissible = len(fmt.first(observation, info)), []
-    for turns in range(1, MAX_TURNS + 1):
+    characters, turns, terminated, inadmissible = len(fmt.first(observation, info)), 0, False, []
+    while not terminated and turns < MAX_TURNS:
         action = policy(observation, info)
         search = action.startswith("search[") and "search[<your query>]" in info["admissible_actions"]
         if not search and action not in info["admissible_actions"]:
             inadmissible.append(action)
         previous = observation
         observation, _, terminated, _, info = env.step(action)
-        characters += len(action)
-        if terminated:
-            break
-        characters += len(fmt.next(observation, info, previous))
+        turns += 1
+        characters += len(action) + (0 if terminated else len(fmt.next(observation, info, previous)))
     return info, turns, inadmissible, characters
 
 

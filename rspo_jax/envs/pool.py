@@ -31,7 +31,8 @@ class EnvPool:
 
     Failures are results. An environment that raises, a worker that dies, and a worker that does not answer in time end
     their episodes as truncated: observation and info are the last ones seen, `reward` is 0 and `info["error"]` is one
-    line. A lost worker is replaced at once; its slots work again after their next reset.
+    line. A lost worker is replaced at once; its slots work again after their next reset. Only workers can be lost: what
+    hangs or dies in this process (`workers = 0`) takes the run with it.
 
     Args:
       make_env: makes one environment; picklable (module-level function or `functools.partial` of one) if `workers > 0`.
