@@ -34,9 +34,10 @@ def _word_pattern() -> str:
 
     letter, number = run("letter", "hebrew"), run("numeric")
     hebrew, connector = run("hebrew"), run("connector")
+    # A Hebrew letter keeps its quote only where it does not follow a middle character: so in Lucene, not in UAX #29.
     unit = (
-        f"(?:{hebrew}\"{extend}{hebrew}|{hebrew}'{extend}|{letter}(?:{run('mid_letter')}(?={letter}))?"
-        f"|{number}(?:{run('mid_number')}(?={number}))?)+"
+        f"(?:{hebrew}\"{extend}{hebrew}|{hebrew}'{extend}|{letter}(?:{run('mid_letter')}{letter})*"
+        f"|{number}(?:{run('mid_number')}{number})*)+"
     )
     core = f"(?:(?:{run('katakana')})+|{unit})"
     return f"(?:{connector})*{core}(?:(?:{connector})+{core})*(?:{connector})*"
@@ -44,16 +45,15 @@ def _word_pattern() -> str:
 
 def _emoji_pattern() -> str:
     """Pictographs with modifiers, joined by U+200D; keycaps; flags (UTS #51 emoji sequences)."""
-    joiner, selector = "\u200d", "\ufe0f"
-    inner = f"(?:(?![\ufe0e\ufe0f])[{_chars('extend')}])*"
-    picture, base = f"[{_chars('pictograph')}]", f"[{_chars('modifier_base')}]"
-    modifier, flag = "[\U0001f3fb-\U0001f3ff]", "[\U0001f1e6-\U0001f1ff]"
-    element = f"(?:{base}{inner}{modifier}|{modifier}|{picture})"
-    end = f"(?:{inner}{selector}?)"
-    tags = "(?:[\U000e0020-\U000e007e]+\U000e007f)"
-    sequence = f"{joiner}*{element}(?:{end}{joiner}+{element})*{end}{tags}?"
+    joiner, selector = "\u200d", "\ufe0f?"
     extend = f"[{_chars('extend')}]*"
-    return f"{sequence}|[0-9#*]{inner}{selector}?\u20e3{inner}|{flag}{extend}{flag}{extend}"
+    inner = f"(?:(?![\ufe0e\ufe0f])[{_chars('extend')}])*"
+    picture, base = f"{joiner}*[{_chars('pictograph')}]", f"{joiner}*[{_chars('modifier_base')}]"
+    modifier, flag = "[\U0001f3fb-\U0001f3ff]", "[\U0001f1e6-\U0001f1ff]"
+    element = f"(?:(?:{base}{inner})?{modifier}{inner}|{picture}{inner}{selector})"
+    tags = "[\U000e0020-\U000e007e]+\U000e007f"
+    sequence = f"(?:{element}{joiner})+{element}|{element}(?:{tags})?"
+    return f"{sequence}|[0-9#*]{inner}{selector}\u20e3{inner}|{flag}{extend}{flag}{extend}"
 
 
 def _plain_pattern() -> str:
