@@ -287,3 +287,12 @@ def test_the_goal_is_not_sticky_but_progress_is():
     assert engine.won
     engine.step("take apple 3 from sinkbasin 1")
     assert not engine.won and engine.progress == 1.0
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"in_receptacle": (("apple_bar_1", "apple_bar_1"),)}, {"hot": ("apple_bar_7",)}, {"held": ("desk_bar_1",)}],
+)
+def test_a_fact_about_something_the_game_does_not_have_is_one_clear_error(facts):
+    with pytest.raises(ValueError, match="states a fact about '(apple|desk)_bar_.', which it does not list"):
+        Engine(dataclasses.replace(KITCHEN, **facts))

@@ -74,7 +74,10 @@ class Engine:
         """names: printed names by id; default the game's own numbering."""
         self.world = World(game, game.names if names is None else names)
         self.goals = Goals(self.world)
-        self.reset()
+        try:
+            self.reset()
+        except KeyError as error:
+            raise ValueError(f"the game states a fact about {error}, which it does not list under that type") from None
 
     def reset(self) -> str:
         """Back to the start of the game; returns the introduction."""

@@ -7,10 +7,12 @@ cross-checks.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -139,6 +141,16 @@ def _write_cache(path: Path, key: list, games: list) -> None:
         logging.warning("The index of the ALFWorld games cannot be kept in %s (%s).", path, error)
 
 
+@contextlib.contextmanager
+def _arguments_kept():
+    """The PDDL translator of the official engine overwrites the command line of the process."""
+    arguments = sys.argv
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+
+
 class OfficialEngine:
     """The official engine behind the interface of our `Engine`; `progress` knows nothing but won."""
 
@@ -155,11 +167,13 @@ class OfficialEngine:
             raise ImportError(
                 f"the official ALFWorld engine is not installed ({error}): pip install 'rspo-jax[alfworld-official]'"
             ) from None
-        self._env.load(json.loads(text))
+        with _arguments_kept():
+            self._env.load(json.loads(text))
 
     def reset(self) -> str:
         self.progress = 0.0
-        return self._observe(self._env.reset())
+        with _arguments_kept():
+            return self._observe(self._env.reset())
 
     def step(self, command: str) -> str:
         return self._observe(self._env.step(command)[0])
