@@ -157,10 +157,9 @@ class OfficialEngine:
     def __init__(self, text: str):
         """text: of a `game.tw-pddl`. ImportError, in one sentence, if the packages are missing."""
         try:
+            from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
             from textworld import EnvInfos
             from textworld.envs import PddlEnv
-
-            from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
 
             self._env = AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True)))
         except ImportError as error:
