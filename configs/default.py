@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
             optim=optim(),
             critic=critic(),
             reward="outcome",  # what the target agent is trained on: outcome | dense | mixed (the last two for ablations)
-            reward_mix=0.5,  # weight of the dense reward when reward = mixed; the outcome reward has 1 - reward_mix
+            reward_mix=1.0,  # mixed: outcome reward + reward_mix * dense reward
             process_reward=process_reward(),
             rspo=rspo(),
             train=train(),
@@ -39,6 +39,7 @@ def env() -> dict:
     return dict(
         name="webshop",  # webshop | alfworld; ignored when env.id is set
         id="",  # any Gymnasium text environment instead, e.g. "their_package:TheirEnv-v0" (tasks are seeds)
+        min_options=0,  # generated WebShop goals: least number of options to choose (2 is much harder)
         data="",  # directory of official data; "" = generated tasks
         seed=0,  # seed of generated tasks, of sampled prices and of the task splits
         max_turns=15,  # turns after which an episode is truncated [V: 15 WebShop, 50 ALFWorld]
@@ -49,7 +50,7 @@ def env() -> dict:
         num_valid=512,  # generated or user tasks per validation split (ALFWorld, Gymnasium)
         human_goals=True,  # WebShop files: human-written goals (False = synthetic ones)
         num_products=0,  # WebShop files: number of products to load, 0 = all
-        nouns="",  # WebShop files: JSON lines of noun lists for titles; "" = spaCy if installed, else a rule
+        nouns="",  # WebShop files: JSON lines of noun lists for titles; "spacy" = spaCy; "" = a rule without it
         observation_mode="text",  # WebShop: text | text_rich
         show_attributes=False,  # WebShop: attributes page
         compat="official",  # WebShop files: official | fixed (every goal can be won); generated tasks are always fixed
@@ -117,7 +118,7 @@ def loss() -> dict:
         kl_in="loss",  # loss | reward
         kl_target=0.0,  # adaptive KL: coefficient steered towards this KL per token; 0 = constant coefficient
         entropy_coef=0.0,  # weight of the entropy bonus
-        aggregation="token",  # token (mean over tokens) | sequence (mean over turns of token means) | constant (Dr.GRPO)
+        aggregation="token_mean",  # token_mean | turn_mean | sequence_mean | constant (Dr.GRPO): see algos.token_weights
         ratio="token",  # token | sequence (GSPO)
         old_logp="sampler",  # pi_old on on-policy tokens: the sampler's log-probs | trainer (recomputed; for bfloat16)
     )
@@ -132,7 +133,7 @@ def optim() -> dict:
         b2=0.999,  # AdamW second-moment decay
         clip_norm=1.0,  # global gradient norm [V]
         epochs=1,  # passes over a batch [V]
-        minibatches=1,  # optimizer updates per pass [V: 64 / 256 turn rows each]
+        minibatch_rows=0,  # token rows per optimizer update, 0 = the whole batch [V: 64 WebShop, 256 ALFWorld turn rows]
         micro_rows=0,  # rows per gradient accumulation step, 0 = all rows of a minibatch at once
     )
 

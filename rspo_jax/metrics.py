@@ -31,6 +31,7 @@ METRICS = {
     "step": "updates of the target agent A",
     "phase": "part of the loop the row comes from",
     "loop": "loops of guide, collection and target so far",
+    "tick": "rollout-and-update ticks so far, of guide, collection and target",
     "episodes": "episodes sampled so far, by A and B together",
     "tokens": "tokens sampled so far, by A and B together",
     "seconds": "wall time of this run so far",

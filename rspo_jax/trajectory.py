@@ -31,7 +31,7 @@ class TokenRows:
     mask:        bool[N, L]    False on padding.
     action_mask: bool[N, L]    True on tokens the policy sampled: the only ones in a loss. Forced tokens, prompts and
                                observations are False.
-    turn:        i32[N, L]     turn that a sampled token belongs to; the last begun turn elsewhere (any value if masked).
+    turn:        i32[N, L]     turn that a sampled token belongs to; the last begun turn elsewhere.
     episode:     i32[N]        episode of the row; -1 marks a padding row (its masks are all False).
     logp:        f32[N, L]     behaviour log-prob of tokens[n, l] (0 where action_mask is False).
     constraint:  i8[N, L]      UNCONSTRAINED, FREE_TEXT (the tokenizer's fixed set) or LISTED (see `allowed`).

@@ -1,0 +1,7 @@
+"""RSPO on GRPO, ALFWorld. Presets: tiny (default), smoke, paper-1.5b, paper-7b; rspo.enabled=False is plain GRPO."""
+
+from configs import presets
+
+
+def get_config(preset: str | None = None):
+    return presets.make("alfworld", "grpo", preset)

@@ -1,0 +1,89 @@
+"""The modes of the command line."""
+
+import pathlib
+import sys
+import time
+
+import jax
+from absl import flags, logging
+
+from rspo_jax import build, evaluate, metrics, report, sft, train
+from rspo_jax.configuration import check_same_config, save_config
+
+MODES = ("train", "eval", "sft", "report")
+
+
+def main(argv) -> None:
+    """Runs the mode of the flags; errors about what the user gave are one sentence and exit status 2."""
+    del argv
+    f = flags.FLAGS
+    logging.set_verbosity(logging.WARNING)
+    jax.config.update("jax_compilation_cache_dir", str(_cache_directory()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    workdir = pathlib.Path(f.workdir or _default_workdir(f["config"]))
+    run = {"train": train_mode, "eval": eval_mode, "sft": sft_mode, "report": report_mode}[f.mode]
+    try:
+        run(f.config, workdir)
+    except (ValueError, FileNotFoundError) as error:
+        if logging.get_verbosity() >= logging.DEBUG:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def train_mode(config, workdir: pathlib.Path) -> None:
+    """Trains, then prints where things are and the table of the first and last evaluation."""
+    start = time.monotonic()
+    result = train.train(config, workdir)
+    if result:
+        print(report.summary_table(metrics.read_rows(workdir)))
+        print(f"agent: {workdir / 'agent'}\nreport: {workdir / 'report.html'}\n{time.monotonic() - start:.0f} s")
+
+
+def eval_mode(config, workdir: pathlib.Path) -> None:
+    """Evaluates the agent at config.model.path (default: the one that WORKDIR's run saved, else the shipped one)."""
+    build.validate(config)
+    path = config.model.path or (workdir / "agent" if (workdir / "agent").is_dir() else None)
+    suite = build.make_suite(config)
+    splits = [*config.eval.splits, *config.eval.final_splits]
+    evaluate.check_splits(suite, splits, config.eval.episodes)
+    with config.unlocked():
+        config.model.lora.rank = 0  # a saved agent is whole
+    policy, params = build.make_policy(config, build.make_mesh(config), path)
+    settings = build.rollout_settings(config, evaluation=True)
+    with build.make_pool(config, suite, settings.rows) as pool:
+        values, played = evaluate.evaluate(policy, params, pool, suite, splits, config.eval.episodes, settings)
+    print(report.summary_table([{"step": 0, "phase": "eval", **values}]))
+    with metrics.MetricsWriter(workdir / "eval", resume_lines=0, progress=False) as writer:
+        writer.write({"step": 0, "phase": "eval", **values})
+        for split, episodes in played.items():
+            writer.transcripts(0, f"eval-{split}", [train.transcript(e, split) for e in episodes])
+
+
+def sft_mode(config, workdir: pathlib.Path) -> None:
+    """Makes an agent by imitation, and evaluates it."""
+    build.validate(config)
+    check_same_config(workdir, config)
+    save_config(workdir, config)
+    with metrics.MetricsWriter(workdir, resume_lines=0, total_steps=config.sft.steps, progress=True) as writer:
+        sft.imitate(config, workdir, writer)
+    eval_mode(config, workdir)
+    print(f"agent: {workdir / 'agent'}")
+
+
+def report_mode(config, workdir: pathlib.Path) -> None:
+    """Writes WORKDIR/report.html again."""
+    del config
+    print(report.build_report(workdir))
+
+
+def _default_workdir(config_flag) -> str:
+    """runs/NAME or runs/NAME-PRESET of the configuration file."""
+    path, _, preset = config_flag.config_filename.partition(":")
+    name = pathlib.Path(path).stem
+    return str(pathlib.Path("runs") / (f"{name}-{preset}" if preset else name))
+
+
+def _cache_directory() -> pathlib.Path:
+    """Compiled programs, kept between runs; they only save time."""
+    return pathlib.Path.home() / ".cache" / "rspo_jax" / "compiled"

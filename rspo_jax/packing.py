@@ -1,0 +1,226 @@
+"""From Python lists of token ids to fixed-shape arrays: token rows, and the batch that a policy update reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import flax.struct
+import numpy as np
+
+from rspo_jax.trajectory import UNCONSTRAINED, TokenRows, Trajectory
+
+Array = np.ndarray
+
+
+@dataclass
+class Row:
+    """A token row under construction: ids exactly as they were fed to or sampled from the model."""
+
+    episode: int
+    tokens: list[int] = field(default_factory=list)
+    action: list[bool] = field(default_factory=list)
+    turn: list[int] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)
+    constraint: list[int] = field(default_factory=list)
+    allowed: list[Sequence[int]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add_prompt(self, ids: Sequence[int], turn: int) -> None:
+        """Appends ids that nobody sampled: prompts, observations, template tokens."""
+        n = len(ids)
+        self.tokens += list(ids)
+        self.action += [False] * n
+        self.turn += [turn] * n
+        self.logp += [0.0] * n
+        self.constraint += [UNCONSTRAINED] * n
+        self.allowed += [()] * n
+
+    def add_response(self, ids, logp, sampled, constraint, allowed, turn: int) -> None:
+        """Appends a response; `sampled` is False on tokens that were forced, which no loss may see."""
+        self.tokens += [int(i) for i in ids]
+        self.action += [bool(x) for x in sampled]
+        self.turn += [turn] * len(ids)
+        self.logp += [float(p) if s else 0.0 for p, s in zip(logp, sampled, strict=True)]
+        self.constraint += [int(c) for c in constraint]
+        self.allowed += [tuple(int(i) for i in a if i >= 0) for a in allowed]
+
+
+def bucket(n: int, multiple: int) -> int:
+    """Smallest multiple of `multiple` that holds n (at least one multiple)."""
+    return max(1, -(-n // multiple)) * multiple
+
+
+def pack_rows(rows: Sequence[Row], *, length_multiple: int = 64, row_multiple: int = 1) -> TokenRows:
+    """Packs rows left-aligned into arrays `[N, L]`; N and L are rounded up so that few shapes are ever compiled."""
+    N = bucket(len(rows), row_multiple)
+    L = bucket(max((len(r) for r in rows), default=1), length_multiple)
+    widest = max((len(a) for r in rows for a in r.allowed), default=0)
+    K = bucket(widest, 8) if widest else 0
+    out = TokenRows(
+        tokens=np.zeros((N, L), np.int32),
+        mask=np.zeros((N, L), bool),
+        action_mask=np.zeros((N, L), bool),
+        turn=np.zeros((N, L), np.int32),
+        episode=np.full((N,), -1, np.int32),
+        logp=np.zeros((N, L), np.float32),
+        constraint=np.zeros((N, L), np.int8),
+        allowed=np.full((N, L, K), -1, np.int32),
+    )
+    for n, row in enumerate(rows):
+        m = len(row)
+        out.tokens[n, :m], out.mask[n, :m], out.action_mask[n, :m] = row.tokens, True, row.action
+        out.turn[n, :m], out.logp[n, :m], out.constraint[n, :m] = row.turn, row.logp, row.constraint
+        out.episode[n] = row.episode
+        for position, ids in enumerate(row.allowed):
+            if ids:
+                out.allowed[n, position, : len(ids)] = ids
+    return out
+
+
+@flax.struct.dataclass
+class ActionBatch:
+    """Rows with their sampled tokens gathered: the head runs on M action positions, not on L.
+
+    tokens:        i32[N, L]         whole rows, left-aligned.
+    position:      i32[N, M]         index in the row of each sampled token (0 on padding).
+    action_mask:   bool[N, M]        False on padding.
+    target:        i32[N, M]         the sampled id.
+    constraint:    i8[N, M], allowed: i32[N, M, K]   how it was constrained.
+    turn:          i32[N, M]         its turn.
+    episode:       i32[N]            its episode.
+    logp:          f32[N, M]         the sampler's log-prob.
+
+    Where a function of `algos` takes token rows, this serves as well: `action_mask`, `turn`, `episode` and `logp` mean
+    the same as in TokenRows, only that the columns are action tokens.
+    """
+
+    tokens: Array
+    position: Array
+    action_mask: Array
+    target: Array
+    constraint: Array
+    allowed: Array
+    turn: Array
+    episode: Array
+    logp: Array
+
+
+def gather_actions(rows: TokenRows, *, multiple: int = 32) -> ActionBatch:
+    """Gathers the sampled tokens of each row (in order) into `[N, M]` arrays."""
+    action = np.asarray(rows.action_mask)
+    N = action.shape[0]
+    count = action.sum(axis=1)
+    M = bucket(int(count.max(initial=0)), multiple)
+    row, column = np.nonzero(action)
+    rank = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    position = np.zeros((N, M), np.int32)
+    valid = np.zeros((N, M), bool)
+    position[row, rank], valid[row, rank] = column, True
+
+    def take(x):
+        picked = np.take_along_axis(np.asarray(x), position.reshape(N, M, *[1] * (x.ndim - 2)), axis=1)
+        return np.where(valid.reshape(N, M, *[1] * (x.ndim - 2)), picked, np.zeros((), picked.dtype))
+
+    constraint = take(rows.constraint)
+    allowed = np.where((constraint != UNCONSTRAINED)[..., None] & valid[..., None], take(rows.allowed), -1)
+    return ActionBatch(
+        tokens=np.asarray(rows.tokens),
+        position=position,
+        action_mask=valid,
+        target=take(rows.tokens),
+        constraint=constraint,
+        allowed=allowed,
+        turn=take(rows.turn),
+        episode=np.asarray(rows.episode),
+        logp=take(rows.logp),
+    )
+
+
+class Shapes(dict):
+    """Largest array sizes so far, by axis letter. Batches are padded to them, so that few programs are compiled; they
+    belong to a checkpoint, because the size of a sum can change its last bit."""
+
+    MULTIPLES = {"N": 8, "L": 64, "M": 32, "K": 8}
+
+    def fit(self, axis: str, size: int) -> int:
+        """The size to pad this axis to."""
+        self[axis] = max(self.get(axis, 0), bucket(size, self.MULTIPLES[axis]))
+        return self[axis]
+
+
+def pad_actions(actions: ActionBatch, shapes: Shapes) -> ActionBatch:
+    """Pads rows, tokens, action positions and allowed ids to the run's sizes; the new entries are padding."""
+    N = shapes.fit("N", actions.tokens.shape[0])
+    L = shapes.fit("L", actions.tokens.shape[1])
+    M = shapes.fit("M", actions.target.shape[1])
+    K = shapes.fit("K", actions.allowed.shape[2]) if actions.allowed.shape[2] else 0
+    return ActionBatch(
+        tokens=_pad(actions.tokens, (N, L)),
+        allowed=_pad(actions.allowed, (N, M, K), -1),
+        episode=_pad(actions.episode, (N,), -1),
+        **{
+            name: _pad(getattr(actions, name), (N, M))
+            for name in ("position", "action_mask", "target", "constraint", "turn", "logp")
+        },
+    )
+
+
+def take_episodes(trajectory: Trajectory, episodes: Sequence[int]) -> Trajectory:
+    """The given episodes (in the given order) with their token rows, as NumPy arrays; -1 entries are dropped."""
+    index = np.asarray([e for e in episodes if e >= 0], np.int64)
+    level = {
+        name: np.asarray(getattr(trajectory, name))[index]
+        for name in ("reward", "outcome_reward", "dense_reward", "mask", "state", "group", "success", "penalty")
+    }
+    rows = trajectory.rows
+    owner = np.asarray(rows.episode)
+    pick = [np.flatnonzero(owner == e) for e in index]
+    flat = np.concatenate(pick) if len(pick) else np.zeros(0, np.int64)
+    taken = {f: np.asarray(getattr(rows, f))[flat] for f in TokenRows.__dataclass_fields__}
+    taken["episode"] = np.repeat(np.arange(len(index)), [len(p) for p in pick]).astype(np.int32)
+    return Trajectory(**level, rows=TokenRows(**taken))
+
+
+def concatenate(trajectories: Sequence[Trajectory], *, row_multiple: int = 1) -> Trajectory:
+    """Joins trajectories episode-wise, padding turns, tokens and allowed ids to the widest.
+
+    Groups are renumbered so that those of different trajectories never mix; padding rows are dropped and then added
+    again up to a multiple of `row_multiple`.
+    """
+    T = max(t.reward.shape[1] for t in trajectories)
+    L = max(t.rows.tokens.shape[1] for t in trajectories)
+    K = max(t.rows.allowed.shape[2] for t in trajectories)
+    level: dict[str, list] = {}
+    rows: dict[str, list] = {}
+    first_episode = first_group = 0
+    for t in trajectories:
+        group = np.unique(np.asarray(t.group), return_inverse=True)[1].astype(np.int32).reshape(-1)
+        for name in ("reward", "outcome_reward", "dense_reward", "mask", "state", "penalty"):
+            level.setdefault(name, []).append(_pad(getattr(t, name), (None, T)))
+        level.setdefault("group", []).append(group + first_group)
+        level.setdefault("success", []).append(np.asarray(t.success))
+        keep = np.asarray(t.rows.episode) >= 0
+        for name in TokenRows.__dataclass_fields__:
+            value = np.asarray(getattr(t.rows, name))[keep]
+            if name == "episode":
+                value = value + first_episode
+            elif name == "allowed":
+                value = _pad(value, (None, L, K), -1)
+            else:
+                value = _pad(value, (None, L))
+            rows.setdefault(name, []).append(value)
+        first_episode += len(group)
+        first_group += int(group.max(initial=-1)) + 1
+    joined = {name: np.concatenate(values) for name, values in rows.items()}
+    N = bucket(len(joined["episode"]), row_multiple)
+    fill = {"episode": -1, "allowed": -1}
+    padded = {n: _pad(v, (N, *[None] * (v.ndim - 1)), fill.get(n, 0)) for n, v in joined.items()}
+    return Trajectory(**{n: np.concatenate(v) for n, v in level.items()}, rows=TokenRows(**padded))
+
+
+def _pad(x, shape: Sequence[int | None], value=0) -> np.ndarray:
+    """Pads at the end of each axis to `shape` (None keeps the axis)."""
+    x = np.asarray(x)
+    width = [(0, 0 if want is None else want - have) for have, want in zip(x.shape, shape, strict=True)]
+    return np.pad(x, width, constant_values=value)

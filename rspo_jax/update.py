@@ -1,0 +1,191 @@
+"""One optimizer step of a policy: the loss over sampled tokens, exact under any split into micro-batches.
+
+Every token carries its weight in the whole optimizer batch (`algos.token_weights`), so micro-batches and devices only
+add up partial sums: no mean is ever taken over a part.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from rspo_jax import algos
+from rspo_jax.models import logprobs, transformer
+from rspo_jax.packing import ActionBatch
+
+Array = jax.Array | np.ndarray
+
+
+@flax.struct.dataclass
+class AgentState:
+    """What training changes: parameters (or a LoRA adapter), optimizer state, and the number of optimizer steps."""
+
+    params: Any
+    opt_state: Any
+    updates: Array
+
+
+@flax.struct.dataclass
+class LossBatch:
+    """Rows with the per-token numbers of the objective: f32[N, M] at the sampled tokens, off_policy bool[N].
+
+    weight: share of the token in the loss; logp_old: pi_old; logp_behaviour: the policy that sampled (pi_old itself on
+    on-policy rows); logp_ref: the reference policy (anything where the KL coefficient is 0).
+    """
+
+    actions: ActionBatch
+    advantage: Array
+    weight: Array
+    logp_old: Array
+    logp_behaviour: Array
+    logp_ref: Array
+    off_policy: Array
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """Static choices of the objective, named as the keys of config.loss and config.rspo; `turns` is T."""
+
+    eps_low: float
+    eps_high: float
+    dual_clip: float | None
+    kl_kind: str
+    ratio: str
+    off_clip: str
+    off_ratio: str
+    off_ratio_cap: float | None
+    turns: int
+
+
+def make_optimizer(config) -> optax.GradientTransformation:
+    """AdamW behind global-norm clipping; its learning rate is set anew before every step (`with_learning_rate`)."""
+
+    @partial(optax.inject_hyperparams, static_args=("b1", "b2", "weight_decay", "clip_norm"))
+    def build(learning_rate, b1, b2, weight_decay, clip_norm):
+        adamw = optax.adamw(learning_rate, b1=b1, b2=b2, weight_decay=weight_decay)
+        return optax.chain(optax.clip_by_global_norm(clip_norm), adamw)
+
+    return build(
+        learning_rate=config.lr,
+        b1=config.b1,
+        b2=config.b2,
+        weight_decay=config.weight_decay,
+        clip_norm=config.clip_norm,
+    )
+
+
+def with_learning_rate(opt_state, learning_rate):
+    """The optimizer state with another learning rate."""
+    dtype = opt_state.hyperparams["learning_rate"].dtype
+    return opt_state._replace(hyperparams={**opt_state.hyperparams, "learning_rate": jnp.asarray(learning_rate, dtype)})
+
+
+def micro_batches(batch, count: int):
+    """Splits the leading axis of every leaf into [count, rows / count]. Rows are dealt out in turn, so that each device
+    keeps its own rows."""
+    return jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, count, *x.shape[1:]), 0, 1), batch)
+
+
+def action_logprobs(params, config, actions: ActionBatch, free_tokens, temperature, *, remat=False, chunk=1024):
+    """Log-probability and entropy, both f32[N, M], of the sampled tokens under `params`; 0 on padding."""
+    N, M = actions.target.shape
+    features = transformer.hidden(params, config, actions.tokens, None, remat=remat)
+    before = jnp.maximum(actions.position - 1, 0)
+    picked = jnp.take_along_axis(features, before[:, :, None], axis=1).reshape(N * M, -1)
+    constrained = free_tokens is not None
+    logp, entropy = logprobs.token_logprobs(
+        picked,
+        transformer.head(params, config),
+        actions.target.reshape(-1),
+        temperature=temperature,
+        constraint=actions.constraint.reshape(-1) if constrained else None,
+        allowed=actions.allowed.reshape(N * M, -1) if constrained else None,
+        free_tokens=free_tokens,
+        mask=actions.action_mask.reshape(-1),
+        chunk=chunk,
+    )
+    mask = actions.action_mask
+    return jnp.where(mask, logp.reshape(N, M), 0.0), jnp.where(mask, entropy.reshape(N, M), 0.0)
+
+
+def policy_loss(logp, entropy, batch: LossBatch, options: LossOptions, kl_coef, entropy_coef):
+    """Weighted sum over the tokens of a micro-batch: clipped surrogate + KL penalty - entropy bonus.
+
+    Returns (loss f32[], sums) with every sum additive over micro-batches; see `loss_metrics`.
+    """
+    mask, turn = batch.actions.action_mask, batch.actions.turn
+    old, behaviour, advantage = batch.logp_old, batch.logp_behaviour, batch.advantage
+    if options.ratio == "sequence":
+        mean = partial(algos.sequence_logprobs, mask=mask, segment=turn, segments=options.turns)
+        used, old, behaviour = mean(logp), mean(old), mean(behaviour)
+    else:
+        used = logp
+    off = jnp.broadcast_to(batch.off_policy[:, None], mask.shape)
+    clip = dict(
+        eps_low=options.eps_low,
+        eps_high=options.eps_high,
+        off_clip=options.off_clip,
+        off_ratio=options.off_ratio,
+        off_ratio_cap=options.off_ratio_cap,
+    )
+    surrogate = algos.clipped_surrogate(
+        used, old, behaviour, advantage, dual_clip=options.dual_clip, off_policy=off, mask=mask, **clip
+    )
+    kl = jnp.where(mask, algos.kl_penalty(logp, batch.logp_ref, options.kl_kind), 0.0)
+    per_token = surrogate + kl_coef * kl + algos.entropy_bonus(entropy, entropy_coef)
+    loss = algos.weighted_sum(per_token, batch.weight)
+    stop = jax.lax.stop_gradient
+    on_weight = jnp.where(off, 0.0, batch.weight)
+    gap = jnp.max(jnp.where(mask & ~off, jnp.abs(stop(logp) - batch.actions.logp), 0.0))
+    sums = {
+        "loss": stop(loss),
+        "policy_loss_on": algos.weighted_sum(stop(surrogate), on_weight),
+        "policy_loss_off": algos.weighted_sum(stop(surrogate), batch.weight - on_weight),
+        "kl": algos.weighted_sum(stop(kl), batch.weight),
+        "entropy": algos.weighted_sum(stop(entropy), batch.weight),
+        "sampler_gap": gap,
+        "policy": algos.policy_sums(stop(used), old, behaviour, advantage, mask, off, **clip),
+    }
+    return loss, sums
+
+
+def merge_sums(a: dict, b: dict) -> dict:
+    """Sums of two micro-batches together."""
+    out = {name: a[name] + b[name] for name in a if name not in ("policy", "sampler_gap")}
+    return out | {
+        "sampler_gap": jnp.maximum(a["sampler_gap"], b["sampler_gap"]),
+        "policy": algos.merge(a["policy"], b["policy"]),
+    }
+
+
+def loss_metrics(sums: dict) -> dict[str, jax.Array]:
+    """The metrics f32[] of an optimizer step."""
+    metrics = {name: value for name, value in sums.items() if name != "policy"}
+    metrics["policy_loss"] = sums["policy_loss_on"] + sums["policy_loss_off"]
+    return metrics | algos.policy_summary(sums["policy"])
+
+
+def accumulate(function, params, batch, count: int, merge):
+    """Sums (gradient, sums) of `function(params, micro) -> (loss, sums)` over `count` micro-batches."""
+    gradient_of = jax.grad(function, has_aux=True)
+    micros = micro_batches(batch, count)
+    first = gradient_of(params, jax.tree.map(lambda x: x[0], micros))
+    if count == 1:
+        return first
+
+    def body(carry, micro):
+        gradient, sums = gradient_of(params, micro)
+        return (jax.tree.map(jnp.add, carry[0], gradient), merge(carry[1], sums)), None
+
+    return jax.lax.scan(body, first, jax.tree.map(lambda x: x[1:], micros))[0]
+
+
+def apply_gradient(optimizer, state: AgentState, gradient) -> AgentState:
+    """One optimizer step."""
+    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    return AgentState(optax.apply_updates(state.params, updates), opt_state, state.updates + 1)
