@@ -168,6 +168,7 @@ def _generate(params, config, cache, hidden, slot, draws, trie, active, temperat
             params, config, hidden, row, trie, temperature, functools.partial(choose, draw)
         )
         sampled = ~row.done & ~forced
+        allowed = jnp.where(row.done[:, None], -1, allowed)
         step = _Written(jnp.where(row.done, 0, token), sampled, jnp.where(sampled, logp, 0.0), constraint, allowed)
         written = jax.tree.map(lambda out, new: out.at[t].set(new.astype(out.dtype)), written, step)
         row = _advance(row, token, trie, end_token)
