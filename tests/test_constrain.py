@@ -117,11 +117,11 @@ def test_a_row_without_actions_may_only_end():
     assert list(spelled(GRAMMAR.compile([[], ["red"]]), 0)) == [(END,)]
 
 
-def test_a_continuation_has_no_beginning():
-    for text in ["]", "red", " red", "] now"]:
-        assert TOKENIZER.decode(encode(TOKENIZER, "ab[") + continuation(TOKENIZER, text)).endswith(
-            "[" + text.lstrip(" ")
-        )
+def test_a_continuation_reads_as_it_does_in_its_place():
+    whole = encode(TOKENIZER, "search[red mug 2]")
+    query = continuation(TOKENIZER, "red mug 2", "search[")
+    assert [*encode(TOKENIZER, "search["), *query, *continuation(TOKENIZER, "]")] == whole
+    assert query == encode(TOKENIZER, "one red mug 2")[-2:]
     assert TOKENIZER.decode(encode(TOKENIZER, "a") + continuation(TOKENIZER, " red")) == "a red"
 
 

@@ -147,10 +147,10 @@ def _flatten(children: list[dict[int, int]], free: list[int]) -> _Tree:
     )
 
 
-def continuation(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Ids of `text` where it continues a text (no space, no marker of a beginning is put before it)."""
-    anchor, joined = encode(tokenizer, "a"), encode(tokenizer, "a" + text)
-    return joined[len(anchor) :] if joined[: len(anchor)] == anchor else encode(tokenizer, text)
+def continuation(tokenizer: PreTrainedTokenizerBase, text: str, after: str = "a") -> list[int]:
+    """Ids of `text` where it follows the text `after` (by default a word), as far as no token spans both."""
+    before, joined = encode(tokenizer, after), encode(tokenizer, after + text)
+    return joined[len(before) :] if joined[: len(before)] == before else encode(tokenizer, text)
 
 
 def free_text_tokens(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> np.ndarray:
