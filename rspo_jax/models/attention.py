@@ -1,8 +1,7 @@
 """Causal attention: cuDNN through `jax.nn.dot_product_attention` on GPU, static query blocks elsewhere.
 
 Query heads are grouped over key/value heads (arXiv 2305.13245): query head i reads key/value head
-i // (heads / kv_heads). Softmax is f32 whatever the dtype of the inputs. A query that sees no key returns a finite
-value that nobody should read.
+i // (heads / kv_heads). Softmax is f32 whatever the dtype of the inputs.
 """
 
 import jax
@@ -11,26 +10,22 @@ import jax.numpy as jnp
 QUERY_BLOCK = (
     128  # queries of one block read only the keys up to its end: nearly half of a full square is never computed
 )
-_MASKED = -1e30  # finite, so that a row without any visible key gives no NaN, forward or backward
+_MASKED = -1e30  # finite, so that a query in a gap, which may see no key at all, gives no NaN
 
 
-def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Self-attention over whole rows, for training.
+def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """Self-attention over whole rows, for training: each token sees itself and all before it.
 
-    query [N, L, heads, head_dim], key and value [N, L, kv_heads, head_dim], mask bool[N, L] (False: a key that nobody
-    sees) or None -> [N, L, heads, head_dim].
+    query [N, L, heads, head_dim], key and value [N, L, kv_heads, head_dim] -> [N, L, heads, head_dim].
     """
     if _cudnn_applies(query):
-        visible = None if mask is None else mask[:, None, None, :]
-        return jax.nn.dot_product_attention(query, key, value, mask=visible, is_causal=True, implementation="cudnn")
+        return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation="cudnn")
     length = query.shape[1]
     query, key_t, value = _grouped(query, key.shape[2]), key_layout(key), value_layout(value)
     outputs = []
     for start in range(0, length, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, length)
         visible = (jnp.arange(end) <= jnp.arange(start, end)[:, None])[None]
-        if mask is not None:
-            visible = visible & mask[:, None, :end]
         outputs.append(_attend(query[:, :, :, start:end], key_t[..., :end], value[:, :, :end], visible))
     return _ungrouped(jnp.concatenate(outputs, axis=3))
 

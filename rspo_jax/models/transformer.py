@@ -128,27 +128,36 @@ def hidden(
 ) -> jax.Array:
     """Last hidden states after the final norm, [N, L, D], of whole rows tokens i32[N, L]; the function to train with.
 
-    mask bool[N, L] is False on padding, which may lie anywhere: position = number of real tokens before. For
-    left-aligned rows None gives the real tokens the same values for less work (no later padding is ever seen).
-    remat: False keeps every activation for the backward pass, True keeps the input of each layer only, "dots" keeps the
-    outputs of weight matrices. Values at padding are finite and mean nothing.
+    mask bool[N, L] is False on padding, which may lie anywhere: position = number of real tokens before. Left-aligned
+    rows need no mask: their real tokens never see the padding. remat: False keeps every activation for the backward
+    pass, True keeps the input of each layer only, "dots" keeps the outputs of weight matrices. Values at padding are
+    finite and mean nothing.
     """
     chex.assert_rank(tokens, 2)
-    if mask is None:
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    else:
+    if mask is not None:
         chex.assert_equal_shape([tokens, mask])
-        positions = jnp.maximum(jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1, 0)
-    rotation_ = rotation(config.rope, config.head_dim, positions)
+        place, row = _left_aligned(mask), jnp.arange(tokens.shape[0])[:, None]
+        tokens = jnp.zeros_like(tokens).at[row, place].set(tokens, unique_indices=True)
+    rotation_ = rotation(config.rope, config.head_dim, jnp.arange(tokens.shape[1])[None])
 
     def layer_step(x, layer):
-        attend = lambda q, k, v: attention.causal_attention(q, k, v, mask)  # noqa: E731
-        return _layer(x, layer, config, tokens.shape, rotation_, attend), None
+        return _layer(x, layer, config, tokens.shape, rotation_, attention.causal_attention), None
 
     if remat:
         layer_step = jax.checkpoint(layer_step, policy=_REMAT_POLICIES[remat], prevent_cse=False)
     x, _ = jax.lax.scan(layer_step, _embed(params, config, tokens), params["layers"])
-    return _rms_norm(x, params["norm"], config).reshape(*tokens.shape, -1)
+    x = _rms_norm(x, params["norm"], config).reshape(*tokens.shape, -1)
+    return x if mask is None else x[row, place]
+
+
+def _left_aligned(mask):
+    """Where each token goes, i32[N, L], when the real ones of a row move to its front in order.
+
+    Causal attention alone is then exact, and fused kernels without a mask apply.
+    """
+    before = jnp.cumsum(mask, axis=1, dtype=jnp.int32)
+    behind = before[:, -1:] + jnp.cumsum(~mask, axis=1, dtype=jnp.int32)
+    return jnp.where(mask, before, behind) - 1
 
 
 def logits(params: Params, config: ModelConfig, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
