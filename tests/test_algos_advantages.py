@@ -234,3 +234,9 @@ def test_gae_skips_masked_turns_wherever_they_are(rewards, mask, values):
     wide_a, wide_r = estimate(*wide)
     close(np.asarray(wide_a)[:, columns], a)
     close(np.asarray(wide_r)[:, columns], r)
+
+
+def test_discounted_returns_do_not_discount_over_gaps():
+    mask = [[True, False, True, False], [True, True, False, False]]
+    returns = algos.discounted_returns([[1, 99, 4, 99], [2, 8, 99, 99]], mask, gamma=0.5)
+    close(returns, [[3, 0, 4, 0], [6, 8, 0, 0]])
