@@ -26,6 +26,8 @@ def get_config() -> ConfigDict:
             reward="outcome",  # what the target agent is trained on: outcome | dense | mixed (the last two for ablations)
             reward_mix=1.0,  # mixed: outcome reward + reward_mix * dense reward
             process_reward=process_reward(),
+            collect=collect(),
+            reward_model=reward_model(),
             rspo=rspo(),
             train=train(),
             eval=evaluation(),
@@ -156,6 +158,31 @@ def process_reward() -> dict:
         scale=10.0,  # dense return of a perfect episode: equal to the outcome scale [D]
         noise_std=0.0,  # Gaussian noise on each turn's dense reward: the noise ablation [P: 0, 0.1, 0.3]
         refit=0,  # model: passes over buffer D with which the head is refitted after every loop, 0 = frozen
+    )
+
+
+def collect() -> dict:
+    """Episodes that a process reward model is fitted on (--mode=collect)."""
+    return dict(
+        episodes=2000,  # episodes, each on the next task of a seeded order
+        split="train",  # split whose tasks are played
+        temperature=1.0,  # sampling temperature, 0 = greedy
+        outcome="success",  # what the rewards of an episode are to sum to: success (0 or 1) | score (graded, in [0, 1])
+    )
+
+
+def reward_model() -> dict:
+    """The process reward model (--mode=reward_model); its optimizer is config.optim's but for the learning rate."""
+    return dict(
+        backbone="frozen",  # the language model under the head, a copy of the configured agent: frozen [P] | trained
+        data="",  # directory of collected episodes; "" = WORKDIR/collected
+        epochs=50,  # longest fit, in passes over the training episodes
+        patience=5,  # epochs without a smaller held-out error after which the fit stops
+        lr=1e-3,  # learning rate; about 1e-5 for the trained backbone of a large model
+        batch=64,  # episodes per optimizer update
+        rows=64,  # token rows on the device at once, also when scoring
+        inner=128,  # inner width of the head
+        held_out=0.2,  # share of the tasks that are only used to judge the fit
     )
 
 

@@ -71,6 +71,7 @@ def _smoke(config: ConfigDict) -> None:
     config.train.steps, config.train.eval_every = 2, 0
     config.eval.episodes = 4
     config.sft.episodes, config.sft.steps = 64, 4
+    config.collect.episodes, config.reward_model.epochs = 64, 2
 
 
 def _paper(config: ConfigDict, env: str, algo: str, size: str) -> None:
@@ -78,7 +79,7 @@ def _paper(config: ConfigDict, env: str, algo: str, size: str) -> None:
     config.context.mode, config.context.format = "window", "verl"
     config.context.max_prompt = 4096 if env == "webshop" else 2048
     config.optim.minibatch_rows = 64 if env == "webshop" else 256
-    config.optim.micro_rows = {"1.5b": 16, "7b": 8}[size]
+    config.optim.micro_rows = config.reward_model.rows = {"1.5b": 16, "7b": 8}[size]
     config.model.dtype = "bfloat16"
     config.model.remat = True
     config.loss.old_logp = "trainer"

@@ -7,10 +7,10 @@ import time
 import jax
 from absl import flags, logging
 
-from rspo_jax import build, evaluate, metrics, report, sft, train
+from rspo_jax import build, collected, evaluate, metrics, report, reward_fit, reward_model, sft, train
 from rspo_jax.configuration import check_same_config, save_config
 
-MODES = ("train", "eval", "sft", "report")
+MODES = ("train", "eval", "sft", "collect", "reward_model", "report")
 
 
 def main(argv) -> None:
@@ -21,7 +21,14 @@ def main(argv) -> None:
     jax.config.update("jax_compilation_cache_dir", str(_cache_directory()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     workdir = pathlib.Path(f.workdir or _default_workdir(f["config"]))
-    run = {"train": train_mode, "eval": eval_mode, "sft": sft_mode, "report": report_mode}[f.mode]
+    run = {
+        "train": train_mode,
+        "eval": eval_mode,
+        "sft": sft_mode,
+        "collect": collect_mode,
+        "reward_model": reward_model_mode,
+        "report": report_mode,
+    }[f.mode]
     try:
         run(f.config, workdir)
     except (ValueError, FileNotFoundError) as error:
@@ -69,6 +76,28 @@ def sft_mode(config, workdir: pathlib.Path) -> None:
         sft.imitate(config, workdir, writer)
     eval_mode(config, workdir)
     print(f"agent: {workdir / 'agent'}")
+
+
+def collect_mode(config, workdir: pathlib.Path) -> None:
+    """Plays episodes with the configured agent and keeps them in WORKDIR/collected."""
+    build.validate(config)
+    reward_fit.claim(workdir, config)
+    data = collected.play(config)
+    collected.save(workdir / "collected", data)
+    rate, turns = 100 * data.success.mean(), data.turns.mean()
+    print(f"{len(data.outcome)} episodes, success {rate:.1f} %, {turns:.1f} turns\nepisodes: {workdir / 'collected'}")
+
+
+def reward_model_mode(config, workdir: pathlib.Path) -> None:
+    """Fits a process reward model on collected episodes and saves it in WORKDIR/reward_model."""
+    build.validate(config)
+    data = collected.load(config.reward_model.data or workdir / "collected")
+    reward_fit.claim(workdir, config)
+    with metrics.MetricsWriter(workdir, resume_lines=0, progress=False) as writer:
+        model = reward_fit.run(config, data, writer)
+    reward_model.save_reward_model(workdir / "reward_model", model)
+    print(reward_fit.summary(model.info["held_out"]))
+    print(f"process reward model: {workdir / 'reward_model'}")
 
 
 def report_mode(config, workdir: pathlib.Path) -> None:
