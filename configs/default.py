@@ -74,7 +74,7 @@ def model() -> dict:
     return dict(
         path="",  # Hugging Face directory; "" = a shipped tiny agent for the environment
         base="easy",  # shipped agent: easy (about 20 % success) | sparse (well under 1 %)
-        dtype="float32",  # float32 | bfloat16: parameters and activations; softmax, norms, log-probs are always float32
+        dtype="float32",  # float32 | bfloat16 (training keeps float32 parameters); softmax, norms, log-probs are always float32
         remat=False,  # recompute activations in the backward pass: less memory, a little slower
         lora=dict(
             rank=0,  # 0 trains all parameters; > 0 trains adapters of this rank and freezes the base
@@ -104,7 +104,6 @@ def algo() -> dict:
         similarity=1.0,  # GiGPO anchor groups: 1.0 = identical observations, below = difflib ratio at least this
         lam=1.0,  # GAE lambda
         gae_level="turn",  # PPO: turn | token [V]
-        whiten=False,  # advantages to mean 0, std 1 over the batch's turns (PPO, REINFORCE++)
         invalid_penalty=0.1,  # subtracted for a response that breaks the format [V]
         dynamic_sampling=0,  # DAPO: rounds in which groups without reward variance are replaced, 0 = off
     )
@@ -119,6 +118,7 @@ def loss() -> dict:
         kl_kind="k3",  # k1 | k2 | k3 [V]
         kl_in="loss",  # loss | reward
         kl_target=0.0,  # adaptive KL: coefficient steered towards this KL per token; 0 = constant coefficient
+        kl_horizon=10000,  # adaptive KL: episodes in which an error of 20 % moves the coefficient by 20 %
         entropy_coef=0.0,  # weight of the entropy bonus
         aggregation="token_mean",  # token_mean | turn_mean | sequence_mean | constant (Dr.GRPO): see algos.token_weights
         ratio="token",  # token | sequence (GSPO)
@@ -145,7 +145,6 @@ def critic() -> dict:
         lr=1e-5,  # learning rate of the value network [V]
         value_clip=0.5,  # clip of the value change in the value loss [V]
         warmup=0,  # updates of the target agent during which only its critic learns
-        coef=0.5,  # factor of the squared error
         epochs=1,  # passes of the critic over a batch
         shared=False,  # value head on the policy's own (stopped) features instead of its own copy of the backbone
     )
@@ -194,7 +193,8 @@ def rspo() -> dict:
         k=3,  # updates of the guide, then of the target, in one loop [P]
         collect_tasks=28,  # tasks the guide collects for buffer D [P]
         collect="fresh",  # fresh (a collection rollout) | reuse (the guide's last training rollouts)
-        source="guide",  # who fills D: guide | history (the target's own past episodes: RSPO_H)
+        source="guide",  # who fills D: guide | history (the target's own past: RSPO_H) | self_imitation (after SPEAR)
+        history=0,  # history, self_imitation: the target's last so many rollouts fill D, 0 = k
         guide_reward="dense",  # what the guide is trained on: dense | outcome (RSPO_O) | mixed
         sampling="reward",  # what is drawn from D first: reward | variance | random
         successes_only=True,  # only successful trajectories leave D [D]

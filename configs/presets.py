@@ -38,7 +38,6 @@ def _algorithm(config: ConfigDict, env: str, algo: str) -> None:
     if algo == "ppo":
         config.batch.tasks, config.batch.group_size = 128, 1
         config.algo.gamma = 1.0
-        config.algo.whiten = True
         config.rspo.collect_tasks = 224
 
 
@@ -59,8 +58,12 @@ def _tiny(config: ConfigDict, env: str, algo: str) -> None:
     config.train.steps = 60
     config.train.eval_every = 20
     config.train.checkpoint_every = 30
+    config.sft.lr = 3e-3
+    config.sft.steps = 500
     if env == "alfworld":
-        config.env.max_turns = 50
+        config.env.max_turns = 20
+        config.context.max_tokens = 320
+        config.sft.skill = 0.5
 
 
 def _smoke(config: ConfigDict) -> None:

@@ -131,7 +131,9 @@ def assemble_policy(config: ConfigDict, mesh, model, tokenizer, params):
         key = jax.random.fold_in(jax.random.key(config.seed), 0x10A)
         params = lora.init_lora(key, base, rank=config.model.lora.rank, targets=tuple(config.model.lora.targets))
         params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
-    policy = Policy(model, tokenizer, chat, mesh, grammar=grammar, base=base, lora_alpha=alpha)
+    policy = Policy(
+        model, tokenizer, chat, mesh, grammar=grammar, base=base, lora_alpha=alpha, dtype=config.model.dtype
+    )
     return policy, params
 
 
@@ -191,7 +193,7 @@ def validate(config: ConfigDict) -> None:
         "reward_model.backbone": ("frozen", "trained"),
         "rspo.alpha_schedule": ("constant", "linear", "cosine"),
         "rspo.collect": ("fresh", "reuse"),
-        "rspo.source": ("guide", "history"),
+        "rspo.source": ("guide", "history", "self_imitation"),
         "rspo.guide_reward": ("outcome", "dense", "mixed"),
         "rspo.sampling": ("reward", "variance", "random"),
         "rspo.backfill": ("on_policy", "none"),

@@ -4,6 +4,7 @@ import math
 import os
 import pathlib
 import shutil
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -74,12 +75,13 @@ class Checkpointer:
             items["arrays"] = ocp.args.StandardSave(stored)
         self._manager.save(step, args=ocp.args.Composite(**items))
 
-    def restore_latest(self, abstract_state: PyTree) -> Restored | None:
+    def restore_latest(self, abstract_state: PyTree | Callable[[dict], PyTree]) -> Restored | None:
         """The last usable checkpoint, or None where there is none at all. Damaged ones are skipped with a warning.
 
         Args:
             abstract_state: pytree of the saved structure: arrays, or `jax.ShapeDtypeStruct`s, whose shardings decide
-                where the arrays go (without one: the first device).
+                where the arrays go (without one: the first device). Or a function that makes it from the host data
+                (without its arrays), for a structure that varies.
 
         Raises:
             ValueError: the checkpoint holds another tree, or every checkpoint is damaged.
@@ -144,9 +146,10 @@ class Checkpointer:
             except Exception as error:  # Orbax raises many types, the plain Exception among them
                 reason = self._skip(step, error)
                 continue
-            _check_tree(f"checkpoint {self._directory / str(step)}", stored, abstract_state)
+            wanted = abstract_state(record["host"]) if callable(abstract_state) else abstract_state
+            _check_tree(f"checkpoint {self._directory / str(step)}", stored, wanted)
             try:
-                return self._restore(step, record, abstract_state)
+                return self._restore(step, record, wanted)
             except Exception as error:
                 reason = self._skip(step, error)
         if reason is not None:

@@ -1,16 +1,20 @@
 """The value network of PPO: predicts the outcome return from what the agent saw before it acted."""
 
 from functools import partial
+from typing import NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from rspo_jax import algos, sharding
-from rspo_jax.learner import pad_rows
+from rspo_jax.algos.advantages import whiten_with_unit
+from rspo_jax.learner import Forward, Learner, init_state, pad_rows
 from rspo_jax.models import transformer, value
 from rspo_jax.packing import ActionBatch, bucket
+from rspo_jax.trajectory import Trajectory, episode_return
 from rspo_jax.update import AgentState, accumulate, apply_gradient, make_optimizer, micro_batches, with_learning_rate
 
 
@@ -24,87 +28,158 @@ class ValueBatch:
     weight: jax.Array
 
 
-def action_values(params, config, attach, policy_params, base, actions: ActionBatch, remat=False) -> jax.Array:
-    """Values f32[N, M] read at the token before each sampled token: what the agent knew when it chose it.
+class Estimate(NamedTuple):
+    """What a critic says of a batch, f32[N, M]: the advantage of each sampled token, the return its value should have
+    predicted, and bool[N, M] where a value is read."""
 
-    params: {"head": ...} on the policy's own features (which get no gradient), or {"backbone": ..., "head": ...}.
-    """
-    backbone = params.get("backbone")
-    source = jax.lax.stop_gradient(policy_params) if backbone is None else backbone
-    features = transformer.hidden(attach(source, base), config, actions.tokens, None, remat=remat)
-    before = jnp.maximum(actions.position - 1, 0)
-    picked = jnp.take_along_axis(features, before[:, :, None], axis=1)
-    return jnp.where(actions.action_mask, value.value(params["head"], picked), 0.0)
+    advantage: np.ndarray
+    returns: np.ndarray
+    read: np.ndarray
 
 
 class Critic:
     """Jitted functions of the value network; holds no state. config: the configuration tree."""
 
-    def __init__(self, policy, learner, config):
+    def __init__(self, policy, learner: Learner, config):
         self.policy, self.learner, self.config, self.mesh = policy, learner, config, learner.mesh
-        self.optimizer = make_optimizer(_critic_optim(config))
-        model, remat, clip = policy.config, config.model.remat, config.critic.value_clip or None
-        predict = partial(action_values, config=model, attach=policy.attach, remat=remat)
-
-        def values(params, policy_params, base, actions, count):
-            out = jax.lax.map(
-                lambda micro: predict(params, policy_params=policy_params, base=base, actions=micro),
-                micro_batches(actions, count),
-            )
-            return jnp.swapaxes(out, 0, 1).reshape(-1, out.shape[-1])
-
-        def step(state, policy_params, base, batch, learning_rate, count):
-            def objective(params, micro):
-                now = predict(params, policy_params=policy_params, base=base, actions=micro.actions)
-                errors = algos.value_loss(now, micro.values_old, micro.returns, clip=clip)
-                loss = algos.weighted_sum(errors, micro.weight)
-                clipped = jnp.abs(now - micro.values_old) > (clip or jnp.inf)
-                return loss, {
-                    "value_loss": jax.lax.stop_gradient(loss),
-                    "value_clip_fraction": algos.weighted_sum(clipped.astype(jnp.float32), micro.weight),
-                }
-
-            merge = partial(jax.tree.map, jnp.add)
-            gradient, sums = accumulate(objective, state.params, batch, count, merge)
-            norm = jnp.sqrt(sum(jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(gradient)))
-            state = state.replace(opt_state=with_learning_rate(state.opt_state, learning_rate))
-            return apply_gradient(self.optimizer, state, gradient), sums | {"value_grad_norm": norm}
-
-        self._values = jax.jit(values, static_argnames="count")
-        self._step = jax.jit(step, static_argnames="count", donate_argnums=0)
+        optim = config.optim.copy_and_resolve_references()
+        optim.lr = config.critic.lr
+        self.optimizer = make_optimizer(optim)
 
     def init(self, policy_params) -> AgentState:
         """A critic that values everything 0, on a copy of the policy's parameters (or on its features)."""
         params = {"head": value.init_value_head(self.policy.config.hidden_size)}
         if not self.config.critic.shared:
             params["backbone"] = jax.tree.map(jnp.copy, policy_params)
-        params = sharding.shard_params(params, self.mesh)
-        opt_state = sharding.shard_params(jax.jit(self.optimizer.init)(params), self.mesh)
-        return AgentState(params, opt_state, sharding.shard_params(jnp.zeros((), jnp.int32), self.mesh))
+        return init_state(self.optimizer, params, self.mesh)
 
     def values(self, state: AgentState, policy_params, actions: ActionBatch) -> np.ndarray:
         """f32[N, M], in units of reward."""
         rows = bucket(len(actions.episode), self.learner.row_multiple)
         placed = sharding.shard_batch(pad_rows(actions, rows), self.mesh)
-        out = self._values(state.params, policy_params, self.policy.base, placed, count=self.learner.micro_count(rows))
+        forward, count = self.learner.forward, self.learner.micro_count(rows)
+        out = _values(state.params, policy_params, self.policy.base, placed, forward=forward, count=count)
         return np.asarray(out)[: len(actions.episode)]
 
     def update(self, state: AgentState, policy_params, batch: ValueBatch, key) -> tuple[AgentState, dict]:
-        """config.critic.epochs passes over a batch, in minibatches as the policy's."""
+        """config.critic.epochs passes over a batch, in minibatches as the policy's; `state` is donated."""
         history = []
         for epoch in range(self.config.critic.epochs):
             for part in self.learner.split(batch, jax.random.fold_in(key, epoch)):
-                rows = len(part.actions.episode)
-                state, metrics = self._step(
+                state, metrics = _step(
                     state,
                     policy_params,
                     self.policy.base,
                     sharding.shard_batch(part, self.mesh),
                     self.config.critic.lr,
-                    count=self.learner.micro_count(rows),
+                    forward=self.learner.forward,
+                    optimizer=self.optimizer,
+                    clip=self.config.critic.value_clip or None,
+                    count=self.learner.micro_count(len(part.actions.episode)),
                 )
                 history.append(metrics)
         return state, {name: sum(m[name] for m in history) / len(history) for name in history[0]}
+
+
+def action_values(params, policy_params, base, actions: ActionBatch, forward: Forward, remat=False) -> jax.Array:
+    """Values f32[N, M] read at the token before each sampled token: what the agent knew when it chose it.
+
+    params: {"head": ...} on the policy's own features (which get no gradient), or {"backbone": ..., "head": ...}.
+    """
+    backbone = params.get("backbone")
+    source = jax.lax.stop_gradient(policy_params) if backbone is None else backbone
+    features = transformer.hidden(forward.attach(source, base), forward.model, actions.tokens, None, remat=remat)
+    before = jnp.maximum(actions.position - 1, 0)
+    picked = jnp.take_along_axis(features, before[:, :, None], axis=1)
+    return jnp.where(actions.action_mask, value.value(params["head"], picked), 0.0)
+
+
+@partial(jax.jit, static_argnames=("forward", "count"))
+def _values(params, policy_params, base, actions, *, forward, count):
+    def one(micro):
+        return action_values(params, policy_params, base, micro, forward)
+
+    out = jax.lax.map(one, micro_batches(actions, count))
+    return jnp.swapaxes(out, 0, 1).reshape(-1, out.shape[-1])
+
+
+@partial(jax.jit, static_argnames=("forward", "optimizer", "clip", "count"), donate_argnames="state")
+def _step(
+    state: AgentState,
+    policy_params,
+    base,
+    batch: ValueBatch,
+    learning_rate,
+    *,
+    forward: Forward,
+    optimizer: optax.GradientTransformation,
+    clip: float | None,
+    count: int,
+):
+    """One optimizer step on a (padded) minibatch: (state, metrics f32[])."""
+
+    def objective(params, micro):
+        now = action_values(params, policy_params, base, micro.actions, forward, forward.remat)
+        errors = algos.value_loss(now, micro.values_old, micro.returns, clip=clip)
+        loss = algos.weighted_sum(errors, micro.weight)
+        clipped = jnp.abs(now - micro.values_old) > (clip or jnp.inf)
+        return loss, {
+            "value_loss": jax.lax.stop_gradient(loss),
+            "value_clip_fraction": algos.weighted_sum(clipped.astype(jnp.float32), micro.weight),
+        }
+
+    gradient, sums = accumulate(objective, state.params, batch, count, partial(jax.tree.map, jnp.add))
+    state = state.replace(opt_state=with_learning_rate(state.opt_state, learning_rate))
+    return apply_gradient(optimizer, state, gradient), sums | {"value_grad_norm": optax.global_norm(gradient)}
+
+
+def turn_estimate(trajectory: Trajectory, values, actions: ActionBatch, advantage, options) -> Estimate:
+    """Turn-level GAE: values f32[N, M] count where a turn begins.
+
+    advantage: the function (trajectory, values f32[B, T]) -> f32[B, T] of the registry.
+    """
+    at_turns = turn_values(values, actions, trajectory.reward.shape)
+    returns = _gae_returns(trajectory.reward, at_turns, trajectory.mask, gamma=options.gamma, lam=options.lam)
+    return Estimate(
+        np.asarray(algos.turns_to_tokens(advantage(trajectory, at_turns), actions)),
+        np.asarray(algos.turns_to_tokens(returns, actions)),
+        first_of_turn(actions) & _grouped(trajectory, actions),
+    )
+
+
+@partial(jax.jit, static_argnames=("gamma", "lam"))
+def _gae_returns(rewards, values, mask, *, gamma, lam):
+    return algos.gae(rewards, values, mask, gamma=gamma, lam=lam)[1]
+
+
+def token_estimate(trajectory: Trajectory, values, actions: ActionBatch, options) -> Estimate:
+    """Token-level GAE (`algos.token_gae`), whitened over the sampled tokens, under the rules of the turn-level one: no
+    advantage from a batch of equal returns, a floor under the divisor, penalties after all statistics."""
+    read = np.asarray(actions.action_mask) & _grouped(trajectory, actions)
+    out = _token_advantage(trajectory.replace(rows=None), values, actions, read, options)
+    return Estimate(*jax.device_get(out), read)
+
+
+@partial(jax.jit, static_argnums=4)
+def _token_advantage(trajectory, values, actions, read, options):
+    advantage, returns = algos.token_gae(episode_return(trajectory), values, actions)
+    whitened, unit = whiten_with_unit(advantage, read, eps=options.eps, floor=options.whiten_floor)
+    penalty = algos.turns_to_tokens(trajectory.penalty, actions) / jnp.maximum(unit, options.penalty_floor)
+    advantage = jnp.where(algos.returns_vary(trajectory), whitened, 0.0) - penalty
+    return jnp.where(read, advantage, 0.0), returns
+
+
+def _grouped(trajectory: Trajectory, actions: ActionBatch) -> np.ndarray:
+    """bool[N, 1]: rows of episodes that belong to a group; others were broken by their environment."""
+    episode = np.asarray(actions.episode)
+    return ((episode >= 0) & (np.asarray(trajectory.group)[episode] >= 0))[:, None]
+
+
+def explained_variance(values, returns, read) -> float:
+    """1 - var(returns - values) / var(returns) where values are read; 0 where the returns do not vary."""
+    values, returns = np.asarray(values)[read], np.asarray(returns)[read]
+    total = returns.var() if returns.size else 0.0
+    return float(1.0 - (returns - values).var() / total) if total > 1e-12 else 0.0
 
 
 def first_of_turn(actions: ActionBatch) -> np.ndarray:
@@ -124,9 +199,3 @@ def turn_values(values: np.ndarray, actions: ActionBatch, shape: tuple[int, int]
     for t in range(shape[1] - 2, -1, -1):
         out[:, t] = np.where(known[:, t], out[:, t], out[:, t + 1])
     return out
-
-
-def _critic_optim(config):
-    optim = config.optim.copy_and_resolve_references()
-    optim.lr = config.critic.lr
-    return optim

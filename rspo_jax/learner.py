@@ -1,13 +1,18 @@
 """The jitted functions of a run: log-probabilities of stored tokens, and optimizer steps on an agent."""
 
 import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from rspo_jax import sharding
-from rspo_jax.decoder import Policy
+from rspo_jax.decoder import Policy, attach
+from rspo_jax.models.transformer import ModelConfig
 from rspo_jax.packing import ActionBatch, bucket
 from rspo_jax.update import (
     AgentState,
@@ -25,6 +30,26 @@ from rspo_jax.update import (
 )
 
 
+@dataclass(frozen=True)
+class Forward:
+    """Static choices of a training forward pass; equal ones share their compiled programs."""
+
+    model: ModelConfig
+    dtype: str
+    lora_alpha: float
+    temperature: float
+    remat: bool
+
+    def attach(self, params, base):
+        """Parameters as the model computes with them."""
+        return attach(params, base, self.lora_alpha, self.dtype)
+
+    def logprobs(self, params, base, actions, free_tokens, remat=False):
+        """(log-prob, entropy), both f32[N, M], of the sampled tokens."""
+        whole = self.attach(params, base)
+        return action_logprobs(whole, self.model, actions, free_tokens, self.temperature, remat=remat)
+
+
 class Learner:
     """Updates agents of one policy. Holds no agent itself: states go in and come out.
 
@@ -32,42 +57,19 @@ class Learner:
     """
 
     def __init__(self, policy: Policy, config, options: LossOptions, mesh):
-        self.policy, self.config, self.mesh = policy, config, mesh
+        self.policy, self.config, self.options, self.mesh = policy, config, options, mesh
         self.optimizer = make_optimizer(config.optim)
         self.row_multiple = math.lcm(mesh.shape["data"] * mesh.shape["fsdp"], config.optim.micro_rows or 1)
-        model, remat = policy.config, config.model.remat
-        free_tokens = None if policy.grammar is None else jnp.asarray(policy.grammar.free_tokens)
-        temperature = config.decoding.temperature
-
-        def logprobs(params, base, actions, count):
-            def one(micro):
-                return action_logprobs(policy.attach(params, base), model, micro, free_tokens, temperature)
-
-            out = jax.lax.map(one, micro_batches(actions, count))
-            return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), out)
-
-        def step(state, base, batch, kl_coef, entropy_coef, learning_rate, count):
-            def objective(params, micro):
-                logp, entropy = action_logprobs(
-                    policy.attach(params, base), model, micro.actions, free_tokens, temperature, remat=remat
-                )
-                return policy_loss(logp, entropy, micro, options, kl_coef, entropy_coef)
-
-            gradient, sums = accumulate(objective, state.params, batch, count, merge_sums)
-            opt_state = with_learning_rate(state.opt_state, learning_rate)
-            new = apply_gradient(self.optimizer, state.replace(opt_state=opt_state), gradient)
-            norm = jnp.sqrt(sum(jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(gradient)))
-            return new, loss_metrics(sums) | {"grad_norm": norm}
-
-        self._logprobs = jax.jit(logprobs, static_argnames="count")
-        self._step = jax.jit(step, static_argnames="count", donate_argnums=0)
+        self.forward = Forward(
+            policy.config, policy.dtype, policy.lora_alpha, config.decoding.temperature, config.model.remat
+        )
+        self.free_tokens = None if policy.grammar is None else jnp.asarray(policy.grammar.free_tokens)
 
     def init(self, params) -> AgentState:
-        """A fresh agent; parameters and moments are placed by the sharding rules."""
-        params = sharding.shard_params(params, self.mesh)
-        opt_state = jax.jit(self.optimizer.init)(params)
-        opt_state = sharding.shard_params(opt_state, self.mesh)
-        return AgentState(params, opt_state, sharding.shard_params(jnp.zeros((), jnp.int32), self.mesh))
+        """A fresh agent on its own float32 copy of the parameters, placed by the sharding rules."""
+        # Small updates would be lost in a bfloat16 parameter: it keeps 8 bits.
+        params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
+        return init_state(self.optimizer, params, self.mesh)
 
     def copy(self, state: AgentState) -> AgentState:
         """An agent of its own: no buffer is shared, so that training one can never touch the other."""
@@ -76,9 +78,9 @@ class Learner:
     def logprobs(self, params, actions: ActionBatch) -> np.ndarray:
         """f32[N, M] of the sampled tokens under `params` (None: the base model of an adapter)."""
         rows = bucket(len(actions.episode), self.row_multiple)
-        padded = pad_rows(actions, rows)
-        placed = sharding.shard_batch(padded, self.mesh)
-        out, _ = self._logprobs(params, self.policy.base, placed, count=self.micro_count(rows))
+        placed = sharding.shard_batch(pad_rows(actions, rows), self.mesh)
+        count = self.micro_count(rows)
+        out = _logprobs(params, self.policy.base, placed, self.free_tokens, forward=self.forward, count=count)
         return np.asarray(out)[: len(actions.episode)]
 
     def split(self, batch, key) -> list:
@@ -96,25 +98,30 @@ class Learner:
             out.append(pad_rows(picked.replace(weight=picked.weight * len(parts)), width))
         return out
 
-    def update(self, state, batch: LossBatch, key, *, kl_coef: float, lr_scale: float = 1.0) -> tuple[AgentState, dict]:
-        """All optimizer steps on one batch (epochs x minibatches); the metrics are those of the mean step."""
-        history = []
+    def update(
+        self, state: AgentState, batch: LossBatch, key, *, kl_coef: float, lr_scale: float = 1.0
+    ) -> tuple[AgentState, dict]:
+        """All optimizer steps on one batch (epochs x minibatches), and their metrics; `state` is donated."""
+        sums, norms, rate = [], [], self.learning_rate(state) * lr_scale
         for epoch in range(self.config.optim.epochs):
             for part in self.split(batch, jax.random.fold_in(key, epoch)):
-                state, metrics = self._step(
+                state, one, norm = _step(
                     state,
                     self.policy.base,
                     sharding.shard_batch(part, self.mesh),
+                    self.free_tokens,
                     kl_coef,
                     self.config.loss.entropy_coef,
                     self.learning_rate(state) * lr_scale,
+                    forward=self.forward,
+                    options=self.options,
+                    optimizer=self.optimizer,
                     count=self.micro_count(len(part.off_policy)),
                 )
-                history.append(metrics)
-        metrics = {name: sum(m[name] for m in history) / len(history) for name in history[0]}
-        for name in ("ratio_max", "clip_centre_max"):
-            metrics[name] = jnp.max(jnp.stack([m[name] for m in history]))
-        return state, metrics | {"sampler_gap": history[0]["sampler_gap"]}
+                sums.append(one)
+                norms.append(norm)
+        metrics = loss_metrics(sums) | {"grad_norm": sum(norms) / len(norms), "learning_rate": rate}
+        return state, metrics
 
     def learning_rate(self, state: AgentState):
         """Linear warm-up to config.optim.lr."""
@@ -125,6 +132,48 @@ class Learner:
         """Micro-batches that a (padded) number of rows is accumulated in."""
         micro = self.config.optim.micro_rows
         return rows // micro if micro else 1
+
+
+@partial(jax.jit, static_argnames=("forward", "count"))
+def _logprobs(params, base, actions, free_tokens, *, forward: Forward, count: int):
+    def one(micro):
+        return forward.logprobs(params, base, micro, free_tokens)[0]
+
+    out = jax.lax.map(one, micro_batches(actions, count))
+    return jnp.swapaxes(out, 0, 1).reshape(-1, out.shape[-1])
+
+
+@partial(jax.jit, static_argnames=("forward", "options", "optimizer", "count"), donate_argnames="state")
+def _step(
+    state: AgentState,
+    base: Any,
+    batch: LossBatch,
+    free_tokens,
+    kl_coef,
+    entropy_coef,
+    learning_rate,
+    *,
+    forward: Forward,
+    options: LossOptions,
+    optimizer: optax.GradientTransformation,
+    count: int,
+):
+    """One optimizer step on a (padded) minibatch: (state, LossSums, gradient norm)."""
+
+    def objective(params, micro):
+        logp, entropy = forward.logprobs(params, base, micro.actions, free_tokens, forward.remat)
+        return policy_loss(logp, entropy, micro, options, kl_coef, entropy_coef)
+
+    gradient, sums = accumulate(objective, state.params, batch, count, merge_sums)
+    state = state.replace(opt_state=with_learning_rate(state.opt_state, learning_rate))
+    return apply_gradient(optimizer, state, gradient), sums, optax.global_norm(gradient)
+
+
+def init_state(optimizer: optax.GradientTransformation, params, mesh) -> AgentState:
+    """Parameters and fresh moments, placed by the sharding rules. The parameters may be donated with the state."""
+    params = sharding.shard_params(params, mesh)
+    opt_state = sharding.shard_params(jax.jit(optimizer.init)(params), mesh)
+    return AgentState(params, opt_state, sharding.shard_params(jnp.zeros((), jnp.int32), mesh))
 
 
 def minibatches(rows: int, size: int, key) -> list[np.ndarray]:
@@ -140,4 +189,4 @@ def pad_rows(batch, rows: int):
     return jax.tree.map(lambda x: np.pad(np.asarray(x), [(0, rows - len(x))] + [(0, 0)] * (np.ndim(x) - 1)), batch)
 
 
-__all__ = ["Learner", "minibatches", "pad_rows"]
+__all__ = ["Forward", "Learner", "init_state", "minibatches", "pad_rows"]

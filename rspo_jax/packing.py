@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import flax.struct
 import numpy as np
@@ -10,40 +11,56 @@ from rspo_jax.trajectory import UNCONSTRAINED, TokenRows, Trajectory
 
 Array = np.ndarray
 
+_TURN_ARRAYS = ("reward", "outcome_reward", "dense_reward", "mask", "state", "penalty")
+
 
 @dataclass
 class Row:
-    """A token row under construction: ids exactly as they were fed to or sampled from the model."""
+    """A token row under construction: ids exactly as they were fed to or sampled from the model, piece by piece."""
 
     episode: int
-    tokens: list[int] = field(default_factory=list)
-    action: list[bool] = field(default_factory=list)
-    turn: list[int] = field(default_factory=list)
-    logp: list[float] = field(default_factory=list)
-    constraint: list[int] = field(default_factory=list)
-    allowed: list[Sequence[int]] = field(default_factory=list)
+    pieces: list["Piece"] = field(default_factory=list)
+    length: int = 0
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return self.length
 
     def add_prompt(self, ids: Sequence[int], turn: int) -> None:
         """Appends ids that nobody sampled: prompts, observations, template tokens."""
-        n = len(ids)
-        self.tokens += list(ids)
-        self.action += [False] * n
-        self.turn += [turn] * n
-        self.logp += [0.0] * n
-        self.constraint += [UNCONSTRAINED] * n
-        self.allowed += [()] * n
+        self._add(Piece(turn, np.asarray(ids, np.int32)))
 
     def add_response(self, ids, logp, sampled, constraint, allowed, turn: int) -> None:
-        """Appends a response; `sampled` is False on tokens that were forced, which no loss may see."""
-        self.tokens += [int(i) for i in ids]
-        self.action += [bool(x) for x in sampled]
-        self.turn += [turn] * len(ids)
-        self.logp += [float(p) if s else 0.0 for p, s in zip(logp, sampled, strict=True)]
-        self.constraint += [int(c) for c in constraint]
-        self.allowed += [tuple(int(i) for i in a if i >= 0) for a in allowed]
+        """Appends a response of n tokens; `sampled` is False on tokens that were forced, which no loss may see.
+
+        allowed: i32[n, K] with -1 as padding behind, or n lists of ids.
+        """
+        sampled = np.asarray(sampled, bool)
+        logp = np.where(sampled, np.asarray(logp, np.float32), np.float32(0))
+        if not isinstance(allowed, np.ndarray):
+            allowed = _ragged(allowed)
+        self._add(Piece(turn, np.asarray(ids, np.int32), sampled, logp, np.asarray(constraint, np.int8), allowed))
+
+    def _add(self, piece: "Piece") -> None:
+        self.pieces.append(piece)
+        self.length += len(piece.tokens)
+
+
+class Piece(NamedTuple):
+    """A prompt (tokens alone) or a response of one turn: arrays of its length, as in TokenRows."""
+
+    turn: int
+    tokens: Array
+    sampled: Array | None = None
+    logp: Array | None = None
+    constraint: Array | None = None
+    allowed: Array | None = None
+
+
+def _ragged(lists: Sequence[Sequence[int]]) -> Array:
+    out = np.full((len(lists), max((len(ids) for ids in lists), default=0)), -1, np.int32)
+    for position, ids in enumerate(lists):
+        out[position, : len(ids)] = ids
+    return out
 
 
 def bucket(n: int, multiple: int) -> int:
@@ -55,7 +72,8 @@ def pack_rows(rows: Sequence[Row], *, length_multiple: int = 64, row_multiple: i
     """Packs rows left-aligned into arrays `[N, L]`; N and L are rounded up so that few shapes are ever compiled."""
     N = bucket(len(rows), row_multiple)
     L = bucket(max((len(r) for r in rows), default=1), length_multiple)
-    widest = max((len(a) for r in rows for a in r.allowed), default=0)
+    responses = [p for r in rows for p in r.pieces if p.sampled is not None and p.allowed.size]
+    widest = max((int((p.allowed >= 0).sum(axis=1).max()) for p in responses), default=0)
     K = bucket(widest, 8) if widest else 0
     out = TokenRows(
         tokens=np.zeros((N, L), np.int32),
@@ -68,13 +86,19 @@ def pack_rows(rows: Sequence[Row], *, length_multiple: int = 64, row_multiple: i
         allowed=np.full((N, L, K), -1, np.int32),
     )
     for n, row in enumerate(rows):
-        m = len(row)
-        out.tokens[n, :m], out.mask[n, :m], out.action_mask[n, :m] = row.tokens, True, row.action
-        out.turn[n, :m], out.logp[n, :m], out.constraint[n, :m] = row.turn, row.logp, row.constraint
         out.episode[n] = row.episode
-        for position, ids in enumerate(row.allowed):
-            if ids:
-                out.allowed[n, position, : len(ids)] = ids
+        out.mask[n, : len(row)] = True
+        start = 0
+        for piece in row.pieces:
+            here = slice(start, start + len(piece.tokens))
+            start = here.stop
+            out.tokens[n, here], out.turn[n, here] = piece.tokens, piece.turn
+            if piece.sampled is None:
+                continue
+            out.action_mask[n, here], out.logp[n, here] = piece.sampled, piece.logp
+            out.constraint[n, here] = piece.constraint
+            listed = piece.allowed[:, :K]
+            out.allowed[n, here, : listed.shape[1]] = listed
     return out
 
 
@@ -141,7 +165,7 @@ class Shapes(dict):
     """Largest array sizes so far, by axis letter. Batches are padded to them, so that few programs are compiled; they
     belong to a checkpoint, because the size of a sum can change its last bit."""
 
-    MULTIPLES = {"N": 8, "L": 64, "M": 32, "K": 8}
+    MULTIPLES = {"B": 8, "N": 8, "N_off": 8, "L": 64, "M": 32, "K": 8}
 
     def fit(self, axis: str, size: int) -> int:
         """The size to pad this axis to."""
@@ -166,13 +190,20 @@ def pad_actions(actions: ActionBatch, shapes: Shapes) -> ActionBatch:
     )
 
 
+def pad_episodes(trajectory: Trajectory, episodes: int) -> Trajectory:
+    """Pads to so many episodes; the new ones have no turn and belong to no group (-1). Token rows stay as they are."""
+    extra = episodes - len(trajectory.success)
+    level = {name: _pad(getattr(trajectory, name), (episodes, None)) for name in _TURN_ARRAYS}
+    group = np.pad(np.asarray(trajectory.group), (0, extra), constant_values=-1)
+    return Trajectory(
+        **level, group=group, success=np.pad(np.asarray(trajectory.success), (0, extra)), rows=trajectory.rows
+    )
+
+
 def take_episodes(trajectory: Trajectory, episodes: Sequence[int]) -> Trajectory:
     """The given episodes (in the given order) with their token rows, as NumPy arrays; -1 entries are dropped."""
     index = np.asarray([e for e in episodes if e >= 0], np.int64)
-    level = {
-        name: np.asarray(getattr(trajectory, name))[index]
-        for name in ("reward", "outcome_reward", "dense_reward", "mask", "state", "group", "success", "penalty")
-    }
+    level = {name: np.asarray(getattr(trajectory, name))[index] for name in (*_TURN_ARRAYS, "group", "success")}
     rows = trajectory.rows
     owner = np.asarray(rows.episode)
     pick = [np.flatnonzero(owner == e) for e in index]
@@ -185,8 +216,8 @@ def take_episodes(trajectory: Trajectory, episodes: Sequence[int]) -> Trajectory
 def concatenate(trajectories: Sequence[Trajectory], *, row_multiple: int = 1) -> Trajectory:
     """Joins trajectories episode-wise, padding turns, tokens and allowed ids to the widest.
 
-    Groups are renumbered so that those of different trajectories never mix; padding rows are dropped and then added
-    again up to a multiple of `row_multiple`.
+    Groups are renumbered so that those of different trajectories never mix (-1, no group, stays); padding rows are
+    dropped and then added again up to a multiple of `row_multiple`.
     """
     T = max(t.reward.shape[1] for t in trajectories)
     L = max(t.rows.tokens.shape[1] for t in trajectories)
@@ -195,10 +226,10 @@ def concatenate(trajectories: Sequence[Trajectory], *, row_multiple: int = 1) ->
     rows: dict[str, list] = {}
     first_episode = first_group = 0
     for t in trajectories:
-        group = np.unique(np.asarray(t.group), return_inverse=True)[1].astype(np.int32).reshape(-1)
-        for name in ("reward", "outcome_reward", "dense_reward", "mask", "state", "penalty"):
+        group = _dense(np.asarray(t.group))
+        for name in _TURN_ARRAYS:
             level.setdefault(name, []).append(_pad(getattr(t, name), (None, T)))
-        level.setdefault("group", []).append(group + first_group)
+        level.setdefault("group", []).append(np.where(group < 0, group, group + first_group))
         level.setdefault("success", []).append(np.asarray(t.success))
         keep = np.asarray(t.rows.episode) >= 0
         for name in TokenRows.__dataclass_fields__:
@@ -219,8 +250,26 @@ def concatenate(trajectories: Sequence[Trajectory], *, row_multiple: int = 1) ->
     return Trajectory(**{n: np.concatenate(v) for n, v in level.items()}, rows=TokenRows(**padded))
 
 
+def _dense(group: np.ndarray) -> np.ndarray:
+    """Groups numbered 0, 1, ... in the order of their ids; -1 stays."""
+    known = np.unique(group[group >= 0])
+    return np.where(group < 0, -1, np.searchsorted(known, group)).astype(np.int32)
+
+
 def _pad(x, shape: Sequence[int | None], value=0) -> np.ndarray:
     """Pads at the end of each axis to `shape` (None keeps the axis)."""
     x = np.asarray(x)
     width = [(0, 0 if want is None else want - have) for have, want in zip(x.shape, shape, strict=True)]
     return np.pad(x, width, constant_values=value)
+
+
+def to_arrays(trajectory: Trajectory) -> dict:
+    """A trajectory as a dict of NumPy arrays, for a checkpoint."""
+    level = {name: np.asarray(getattr(trajectory, name)) for name in (*_TURN_ARRAYS, "group", "success")}
+    rows = {name: np.asarray(getattr(trajectory.rows, name)) for name in TokenRows.__dataclass_fields__}
+    return {"level": level, "rows": rows}
+
+
+def from_arrays(stored: dict) -> Trajectory:
+    """The inverse of `to_arrays`."""
+    return Trajectory(**stored["level"], rows=TokenRows(**stored["rows"]))

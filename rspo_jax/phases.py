@@ -4,126 +4,111 @@ Each function does one rollout and at most one update, reads and changes the run
 what it did. The order in which they are called is in train.py.
 """
 
+import math
 import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from rspo_jax import algos, rollout
+from rspo_jax import algos, buffer, rollout
 from rspo_jax.batch import Part, build_batch
 from rspo_jax.packing import concatenate, take_episodes
 from rspo_jax.trajectory import Trajectory
 
 # Purposes of the keys folded from one root key: what one phase draws never changes what another one does.
-TARGET, GUIDE, COLLECT, SELECT, NOISE, MINIBATCH = range(6)
+SAMPLE, SELECT, NOISE, MINIBATCH = range(4)
 
 
 def update_guide(run) -> dict:
     """One rollout and update of the guide on the (dense) guide reward."""
-    config, progress = run.config, run.progress
-    if config.rspo.guide_data == "recycled":
+    rspo = run.config.rspo
+    if rspo.guide_data == "recycled":
         return _update_guide_recycled(run)
-    tasks = run.guide_tasks.take(progress.guide_tasks, on_policy_tasks(config))
-    progress.guide_tasks += len(tasks)
-    trajectory, metrics = sample(run, run.guide, tasks, run.key(GUIDE))
-    swapped = swap(run, trajectory, config.rspo.guide_reward)
-    if config.rspo.collect == "reuse":
-        run.last_guide = trajectory
-    return metrics | learn(run, "guide", [Part(swapped, off_policy=False)], config.rspo.guide_lr_scale)
+    trajectory, metrics = sample(run, "guide", on_policy_tasks(run.config), rspo.guide_reward)
+    if rspo.collect == "reuse":
+        run.guide_rollouts.append(trajectory)
+    return metrics | learn(run, "guide", [Part(trajectory, off_policy=False)], lr_scale=rspo.guide_lr_scale)
 
 
 def _update_guide_recycled(run) -> dict:
-    """Trains the guide on the target's own recent episodes, re-scored with the dense reward: no sampling at all."""
-    config = run.config
+    """Trains the guide on the target's own recent episodes, re-scored with the dense reward: no sampling at all.
+
+    They are off-policy: the ratio to the log-probs stored by the target that sampled them corrects for that.
+    """
     if not run.recent:
         return {}
-    source = run.recent[run.progress.inner % len(run.recent)]
-    swapped = swap(run, source, config.rspo.guide_reward)
-    return learn(run, "guide", [Part(swapped, off_policy=True)], config.rspo.guide_lr_scale)
+    rspo = run.config.rspo
+    trajectory = swap(run, run.recent[run.progress.inner % len(run.recent)], rspo.guide_reward)
+    return learn(run, "guide", [Part(trajectory, off_policy=True)], lr_scale=rspo.guide_lr_scale)
 
 
 def collect(run) -> dict:
     """The guide (or the target's own history) fills buffer D; its rewards are swapped for the outcome rewards."""
     config, progress = run.config, run.progress
     metrics: dict = {}
-    if config.rspo.source == "history":
-        stored = concatenate(run.recent) if run.recent else None
+    if config.rspo.source != "guide":
+        stored = run.recent
     elif config.rspo.collect == "reuse":
-        stored = run.last_guide
+        stored = run.guide_rollouts[-math.ceil(config.rspo.collect_tasks / on_policy_tasks(config)) :]
     else:
-        tasks = run.guide_tasks.take(progress.guide_tasks, config.rspo.collect_tasks)
-        progress.guide_tasks += len(tasks)
-        stored, metrics = sample(run, run.guide, tasks, run.key(COLLECT))
-    fill_buffer(run, stored)
-    run.buffer_successes = 0 if stored is None else int(np.sum(np.asarray(stored.success)))
-    return (
-        metrics
-        | {"buffer_episodes": 0 if stored is None else len(stored.success)}
-        | {"buffer_successes": run.buffer_successes}
-    )
-
-
-def fill_buffer(run, stored: Trajectory | None) -> None:
-    """D and the draws of the coming target updates. Advantages are taken inside each group before any selection."""
-    config = run.config
-    run.buffer, run.draws = None, None
-    if stored is None:
-        return
-    swapped = run.on_host(algos.swap_reward(stored, "outcome"))
-    advantage = np.asarray(run.advantage(swapped, run.critic_values("target", swapped)))
-    scalar = advantage.sum(axis=1) / np.maximum(np.asarray(stored.mask).sum(axis=1), 1)
-    summary = algos.Stored(
-        outcome=np.sum(np.asarray(swapped.reward) * np.asarray(swapped.mask), axis=1),
-        success=np.asarray(stored.success),
-        advantage=scalar,
-        group=np.asarray(stored.group),
-    )
-    run.draws = np.asarray(
-        algos.select(
-            run.key(SELECT),
-            summary,
-            steps=config.rspo.k,
-            per_step=stored_slots(config),
-            sampling=config.rspo.sampling,
-            only_successes=config.rspo.successes_only,
-        )
-    )
-    kept = np.unique(run.draws[run.draws >= 0])
-    place = np.full(len(scalar) + 1, -1)
-    place[kept] = np.arange(len(kept))
-    run.draws = place[run.draws]  # -1 stays -1
-    run.buffer = (take_episodes(swapped, kept), advantage[kept])
+        count = collect_tasks(config)
+        stored = []
+        if count:
+            trajectory, metrics = sample(run, "guide", count, "outcome")
+            stored = [trajectory]
+    run.buffer, filled = buffer.fill(run, stored, run.key(SELECT), stored_slots(config))
+    progress.buffer_successes = filled["buffer_successes"]
+    if stored:
+        joined = concatenate(stored)
+        filled |= run.scorer.refit(joined, joined.success.astype(np.float32))
+    return metrics | filled
 
 
 def update_target(run) -> dict:
     """One rollout and update of the target: its own outcome rewards, and a few of the guide's best trajectories."""
     config, progress = run.config, run.progress
-    draw = np.full(0, -1)
-    slots = 0
+    slots = scheduled_slots(config, progress.step) if config.rspo.enabled else 0
+    drawn = run.buffer.take(progress.inner, slots) if run.buffer else None
+    used = len(drawn[1]) if drawn else 0
+    trajectory, metrics = sample(run, "target", target_tasks(config, slots, used), config.reward)
+    progress.successes += int(trajectory.success.sum())
+    parts = [Part(trajectory, off_policy=False)]
+    if drawn:
+        parts.append(Part(drawn[0], off_policy=True, advantage=drawn[1]))
+    alpha = used / (config.batch.tasks * config.batch.group_size)
+    metrics |= learn(run, "target", parts, alpha=alpha)
+    if config.loss.kl_target > 0 and "kl" in metrics:
+        progress.kl_coef = float(
+            algos.adaptive_kl(
+                progress.kl_coef,
+                metrics["kl"],
+                target=config.loss.kl_target,
+                horizon=config.loss.kl_horizon,
+                samples=len(trajectory.success) + used,
+            )
+        )
     if config.rspo.enabled:
-        slots = scheduled_slots(config, progress.step)
-        if run.draws is not None:
-            draw = run.draws[progress.inner][:slots]
-    used = draw[draw >= 0]
-    missing = slots - len(used)
-    tasks_now = config.batch.tasks - slots // config.batch.group_size
-    if missing and config.rspo.backfill == "on_policy":
-        tasks_now += -(-missing // config.batch.group_size)
-    tasks = run.target_tasks.take(progress.target_tasks, tasks_now)
-    progress.target_tasks += len(tasks)
-    trajectory, metrics = sample(run, run.target, tasks, run.key(TARGET))
-    progress.successes += int(np.sum(np.asarray(trajectory.success)))
-    parts = [Part(swap(run, trajectory, config.reward), off_policy=False)]
-    if len(used):
-        stored, advantage = run.buffer
-        parts.append(Part(take_episodes(stored, used), off_policy=True, advantage=advantage[used]))
-    share = len(used) / (config.batch.tasks * config.batch.group_size)
-    metrics |= learn(run, "target", parts, alpha=share)
-    if config.rspo.enabled:
-        metrics |= {"alpha": share, "buffer_drawn": len(used), "buffer_missing": missing}
-        if config.rspo.source == "history" or config.rspo.guide_data == "recycled":
-            run.recent = [*run.recent, trajectory][-config.rspo.k :]
+        used_successes = int(drawn[0].success.sum()) if drawn else 0
+        metrics |= {
+            "alpha": alpha,
+            "buffer_drawn": used,
+            "buffer_used_successes": used_successes,
+            "buffer_missing": slots - used,
+        }
+        keep = kept_rollouts(config)
+        run.recent = [*run.recent, trajectory][-keep:] if keep else []
     return metrics
+
+
+def first_phase(config) -> str:
+    """guide, unless there is no guide: the base algorithm, or the ablations that replay the target's own past."""
+    if not config.rspo.enabled:
+        return "target"
+    return "guide" if config.rspo.source == "guide" else "collect"
+
+
+# How much of everything.
 
 
 def stored_slots(config) -> int:
@@ -142,56 +127,144 @@ def on_policy_tasks(config) -> int:
     return config.batch.tasks - round(config.rspo.alpha * config.batch.tasks)
 
 
-def swap(run, trajectory: Trajectory, kind: str) -> Trajectory:
+def target_tasks(config, slots: int, used: int) -> int:
+    """On-policy tasks of a target update with `slots` places for stored trajectories, of which `used` are taken."""
+    group = config.batch.group_size
+    extra = -(-(slots - used) // group) if config.rspo.backfill == "on_policy" else 0
+    return config.batch.tasks - slots // group + extra
+
+
+def collect_tasks(config) -> int:
+    """Tasks the guide collects; with recycled data, as many as the k target updates draw."""
+    if config.rspo.guide_data == "recycled":
+        return config.rspo.k * (config.batch.tasks - on_policy_tasks(config))
+    return config.rspo.collect_tasks
+
+
+def kept_rollouts(config) -> int:
+    """The target's own rollouts that a coming loop reads."""
+    rspo = config.rspo
+    if rspo.source != "guide":
+        return rspo.history or rspo.k
+    return rspo.k if rspo.guide_data == "recycled" else 0
+
+
+# Sampling.
+
+
+def sample(run, name: str, tasks: int, reward: str) -> tuple[Trajectory, dict]:
+    """Plays so many tasks of an agent's stream ("target" or "guide") with it; counts episodes and tokens.
+
+    With algo.dynamic_sampling, groups whose returns do not vary are replaced by those of new tasks that do, for a
+    bounded number of rounds. The metrics are of every episode played. Returns (trajectory with `reward`, metrics).
+    """
+    config, start = run.config, time.monotonic()
+    played = [_play(run, name, tasks, reward, 0)]
+    batch = played[0][0]
+    for attempt in range(config.algo.dynamic_sampling):
+        varied = np.asarray(algos.mixed_groups(np.sum(batch.reward * batch.mask, axis=1), batch.group))
+        missing = len(np.unique(batch.group[~varied]))
+        if not missing:
+            break
+        played.append(_play(run, name, missing, reward, attempt + 1))
+        batch = replace_groups(batch, varied, played[-1][0])
+    episodes = [e for _, group in played for e in group]
+    everything = concatenate([t for t, _ in played]) if len(played) > 1 else batch
+    metrics = rollout_metrics(everything, episodes)
+    if config.algo.dynamic_sampling:
+        metrics["resampled_groups"] = len(episodes) // config.batch.group_size - tasks
+    run.progress.episodes += len(episodes)
+    run.progress.tokens += int(everything.rows.action_mask.sum())
+    return batch, metrics | {"rollout_seconds": time.monotonic() - start}
+
+
+def _play(run, name: str, tasks: int, reward: str, attempt: int) -> tuple[Trajectory, list[rollout.Episode]]:
+    agent, stream = getattr(run, name), run.streams[name]
+    position = run.progress.tasks[name]
+    run.progress.tasks[name] = position + tasks
+    key = jax.random.fold_in(run.key(SAMPLE), attempt)
+    episodes = rollout.play(
+        run.policy,
+        run.policy.merged(agent.params),
+        run.pool,
+        stream.take(position, tasks),
+        key,
+        run.config.batch.group_size,
+        run.settings,
+    )
+    return swap(run, run.assemble(episodes), reward, attempt), episodes
+
+
+def replace_groups(batch: Trajectory, varied: np.ndarray, fresh: Trajectory) -> Trajectory:
+    """`batch` with groups that do not vary replaced by groups of `fresh` that do, as far as those go.
+
+    varied: bool[B], of the episodes of `batch`.
+    """
+    good = np.asarray(algos.mixed_groups(np.sum(fresh.reward * fresh.mask, axis=1), fresh.group))
+    new, old = np.unique(fresh.group[good]), np.unique(batch.group[~varied])
+    new = new[: len(old)]
+    keep = np.flatnonzero(~np.isin(batch.group, old[: len(new)]))
+    added = np.flatnonzero(np.isin(fresh.group, new))
+    return concatenate([take_episodes(batch, keep), take_episodes(fresh, added)]) if len(new) else batch
+
+
+def swap(run, trajectory: Trajectory, kind: str, attempt: int = 0) -> Trajectory:
     """The trajectory with the reward signal `kind`, with the configured noise on dense rewards."""
     noise = run.config.process_reward.noise_std
-    key = run.key(NOISE) if noise and kind != "outcome" else None
+    key = jax.random.fold_in(run.key(NOISE), attempt) if noise and kind != "outcome" else None
     scaled = noise * run.config.process_reward.scale
     swapped = algos.swap_reward(trajectory, kind, mix=run.config.reward_mix, noise_std=scaled, key=key)
     return run.on_host(swapped)
 
 
-def sample(run, agent, tasks, key) -> tuple[Trajectory, dict]:
-    """Plays the tasks with an agent; counts episodes and tokens."""
-    config = run.config
-    start = time.monotonic()
-    episodes = rollout.play(
-        run.policy, run.policy.merged(agent.params), run.pool, tasks, key, config.batch.group_size, run.settings
-    )
-    trajectory = run.assemble(episodes)
-    run.transcripts = episodes
-    run.progress.episodes += len(episodes)
-    tokens = int(np.sum(np.asarray(trajectory.rows.action_mask)))
-    run.progress.tokens += tokens
-    return trajectory, rollout_metrics(trajectory, episodes) | {"rollout_seconds": time.monotonic() - start}
-
-
-def rollout_metrics(trajectory: Trajectory, episodes) -> dict:
+def rollout_metrics(trajectory: Trajectory, episodes: Sequence[rollout.Episode]) -> dict:
     """What the batch of episodes was like; every value is a Python number."""
-    mask = np.asarray(trajectory.mask)
-    turns = max(int(mask.sum()), 1)
-    tokens = int(np.asarray(trajectory.rows.action_mask).sum())
-    fractions = algos.group_fractions(trajectory.success, trajectory.group)
+    mask = trajectory.mask
+    turns, tokens = max(int(mask.sum()), 1), int(trajectory.rows.action_mask.sum())
+    fractions, repeated = jax.device_get(_group_metrics(trajectory.replace(rows=None)))
     return {
-        "success": float(np.mean(np.asarray(trajectory.success))),
-        "return": float(np.mean(np.sum(np.asarray(trajectory.outcome_reward) * mask, axis=1))),
-        "dense_return": float(np.mean(np.sum(np.asarray(trajectory.dense_reward) * mask, axis=1))),
+        "success": float(np.mean(trajectory.success)),
+        "return": float(np.mean(np.sum(trajectory.outcome_reward * mask, axis=1))),
+        "dense_return": float(np.mean(np.sum(trajectory.dense_reward * mask, axis=1))),
         "score": float(np.mean([e.score for e in episodes])),
         "turns": float(np.mean([len(e.turns) for e in episodes])),
         "response_tokens": tokens / turns,
         "valid_actions": float(np.mean([t.valid for e in episodes for t in e.turns] or [0.0])),
         "truncated": float(np.mean([e.truncated for e in episodes])),
-        "repeated_states": int(algos.repeated_states(trajectory.state, mask, np.arange(len(mask)))),
+        "env_errors": sum(bool(e.error) for e in episodes),
+        "repeated_states": int(repeated),
         **{name: float(value) for name, value in fractions.items()},
     }
 
 
+@jax.jit
+def _group_metrics(trajectory: Trajectory):
+    fractions = algos.group_fractions(trajectory.success, trajectory.group)
+    return fractions, algos.repeated_states(trajectory.state, trajectory.mask, trajectory.group)
+
+
+# Learning.
+
+
 def learn(run, name: str, parts: list[Part], lr_scale: float = 1.0, alpha: float = 0.0) -> dict:
-    """Updates one agent ("target" or "guide") on the parts of a batch."""
-    start = time.monotonic()
-    agent = getattr(run, name)
-    key = jax.random.fold_in(run.key(MINIBATCH), 0 if name == "target" else 1)
-    batch, metrics = build_batch(run, name, parts, alpha)
-    agent, losses = run.learner.update(agent, batch, key, kl_coef=run.kl_coef, lr_scale=lr_scale)
-    setattr(run, name, agent)
-    return metrics | losses | {"kl_coef": run.kl_coef, "update_seconds": time.monotonic() - start}
+    """Updates one agent ("target" or "guide"), and its critic, on the parts of a batch.
+
+    During the first config.critic.warmup updates of the target only critics learn.
+    """
+    start, config = time.monotonic(), run.config
+    key = run.key(MINIBATCH)
+    batch, values, metrics = build_batch(run, name, parts, alpha)
+    if values is not None:
+        params = getattr(run, name).params
+        run.critics[name], losses = run.critic.update(run.critics[name], params, values, jax.random.fold_in(key, 1))
+        metrics |= losses
+    if values is None or run.progress.step >= config.critic.warmup:
+        coefficient = run.progress.kl_coef if config.loss.kl_in == "loss" else 0.0
+        agent, losses = run.learner.update(getattr(run, name), batch, key, kl_coef=coefficient, lr_scale=lr_scale)
+        setattr(run, name, agent)
+        metrics |= losses
+    if run.uses_reference:
+        metrics["kl_coef"] = run.progress.kl_coef
+    else:
+        metrics.pop("kl", None)  # there was nothing to compare with
+    return metrics | {"update_seconds": time.monotonic() - start}

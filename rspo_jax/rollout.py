@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
+from rspo_jax import algos
 from rspo_jax.decoder import Decoder, Policy, Response
 from rspo_jax.envs.pool import EnvPool
 from rspo_jax.envs.prompts import PromptFormat
@@ -36,7 +37,6 @@ class RolloutSettings:
     rows: int
     constrain: bool = False
     greedy: bool = False
-    outcome_scale: float = 10.0
 
 
 @dataclass
@@ -92,12 +92,10 @@ class _Player:
         if s.context == "window":
             recent = self.history[-s.history :] if s.history > 0 else []
             text = s.format.window(self.observation, self.info, self.episode.task_text, recent, turn)
-            ids = policy.chat.first(text)[-s.max_prompt :]
-        elif turn == 0:
-            ids = policy.chat.first(s.format.first(self.observation, self.info))
-        else:
-            ids = policy.chat.next(s.format.next(self.observation, self.info, self.previous))
-        return ids
+            return policy.first(text)[-s.max_prompt :]
+        if turn == 0:
+            return policy.first(s.format.first(self.observation, self.info))
+        return policy.next(s.format.next(self.observation, self.info, self.previous))
 
     def fits(self, ids: list[int]) -> bool:
         """Whether the row can take this prompt and a longest response."""
@@ -140,7 +138,10 @@ class _Player:
 
 def episode_keys(key: jax.Array, first: int, count: int) -> jax.Array:
     """One PRNG key per episode, by its index in the whole rollout."""
-    return jax.vmap(lambda i: jax.random.fold_in(key, i))(np.arange(first, first + count))
+    return _fold_in_each(key, np.arange(first, first + count))
+
+
+_fold_in_each = jax.jit(jax.vmap(jax.random.fold_in, (None, 0)))
 
 
 def _play(policy, params, pool: EnvPool, episodes: Sequence[Episode], keys, settings: RolloutSettings) -> None:
@@ -162,7 +163,7 @@ def _play(policy, params, pool: EnvPool, episodes: Sequence[Episode], keys, sett
             break
         live = list(prompts)
         admissible = [players[s].info.get("admissible_actions") for s in live] if settings.constrain else None
-        chunks = [players[s].unfed + prompts[s] for s in live]
+        chunks = [[*players[s].unfed, *prompts[s]] for s in live]
         responses = decoder.respond(live, chunks, admissible, turn)
         actions = []
         for slot, response in zip(live, responses, strict=True):
@@ -180,32 +181,31 @@ def play(policy: Policy, params, pool: EnvPool, tasks: Sequence[dict], key, grou
     return episodes
 
 
-def anchor_ids(anchors: Sequence[Sequence[str]], groups: Sequence[int]) -> list[list[int]]:
-    """Small integers for anchor observations, equal where a group saw the identical text."""
-    tables: dict[int, dict[str, int]] = {}
-    return [
-        [tables.setdefault(g, {}).setdefault(text, len(tables[g])) for text in texts]
-        for g, texts in zip(groups, anchors, strict=True)
-    ]
-
-
 def assemble(
     episodes: Sequence[Episode],
     dense: np.ndarray | None,
     *,
-    row_multiple: int = 1,
+    turns: int | None = None,
     invalid_penalty=0.0,
-    states: Sequence[Sequence[int]] | None = None,
+    similarity: float | None = None,
+    row_multiple: int = 1,
     length_multiple: int = 64,
 ) -> Trajectory:
     """Turns finished episodes into a Trajectory (NumPy leaves).
 
-    dense: f32[B, T] process rewards or None for zeros; `states` overrides the identical-text anchor ids.
+    An episode that its environment broke belongs to no group (-1): it enters no statistic and teaches nothing.
+
+    Args:
+      dense: f32[B, T] process rewards or None for zeros.
+      turns: T; None is the longest episode's number of turns.
+      invalid_penalty: penalty of each response that breaks the format.
+      similarity: threshold at which two observations are one anchor state; None: only identical texts are.
     """
     B = len(episodes)
-    T = max(1, max((len(e.turns) for e in episodes), default=1))
-    groups = [e.group for e in episodes]
-    states = states or anchor_ids([[t.anchor for t in e.turns] for e in episodes], groups)
+    T = turns or max(1, max((len(e.turns) for e in episodes), default=1))
+    states = algos.state_ids(
+        [[t.anchor for t in e.turns] for e in episodes], [e.group for e in episodes], T, threshold=similarity
+    )
 
     def turn_array(values, dtype):
         out = np.zeros((B, T), dtype)
@@ -225,11 +225,25 @@ def assemble(
         dense_reward=np.zeros((B, T), np.float32) if dense is None else np.asarray(dense, np.float32),
         penalty=turn_array([[invalid_penalty * (not t.valid) for t in e.turns] for e in episodes], np.float32),
         mask=turn_array([[True] * len(e.turns) for e in episodes], bool),
-        state=turn_array(states, np.int32),
-        group=np.asarray(groups, np.int32),
+        state=states,
+        group=np.asarray([-1 if e.error else e.group for e in episodes], np.int32),
         success=np.asarray([e.won for e in episodes], bool),
         rows=pack_rows(rows, row_multiple=row_multiple, length_multiple=length_multiple),
     )
 
 
-__all__ = ["Episode", "RolloutSettings", "Turn", "anchor_ids", "assemble", "play"]
+def transcript(episode: Episode, split: str) -> dict:
+    """One episode as a JSON object for people."""
+    shown = ("observation", "response", "action", "valid", "reward")
+    return {
+        "task": episode.task_text,
+        "task_type": episode.task_type,
+        "split": split,
+        "success": episode.won,
+        "return": episode.reward,
+        "score": episode.score,
+        "turns": [{name: getattr(turn, name) for name in shown} for turn in episode.turns],
+    }
+
+
+__all__ = ["Episode", "RolloutSettings", "Turn", "assemble", "play", "transcript"]

@@ -16,24 +16,30 @@ import pathlib
 from absl import logging
 
 from rspo_jax import phases, report
-from rspo_jax.experiment import Experiment, transcript
+from rspo_jax.experiment import Experiment
+from rspo_jax.metrics import read_rows
+from rspo_jax.rollout import transcript
 
 
 def train(config, workdir: str | pathlib.Path) -> dict:
-    """Trains (or resumes) the run of a work directory; returns the final evaluation."""
+    """Trains (or resumes) the run of a work directory; returns its last evaluation, or {} where it was interrupted."""
     with Experiment(config, workdir) as run:
-        run.evaluate(final=True)
-        while run.progress.step < config.train.steps and not run.stop_requested:
+        while not run.stop_requested:
+            if run.evaluation_due():
+                run.evaluate()
+                run.checkpoint()
+            if run.progress.step >= config.train.steps:
+                break
             tick(run)
-            end_tick(run)
-        if run.stop_requested:
+            if run.checkpoint_due():
+                run.checkpoint()
+        else:
             logging.warning("stopped at step %d; run the same command again to resume", run.progress.step)
             return {}
-        result = run.evaluate(final=True)
         agent = run.save_agent()
     report.build_report(workdir)
     logging.info("agent saved in %s", agent)
-    return result
+    return [row for row in read_rows(workdir) if row["phase"] == "eval"][-1]
 
 
 def tick(run) -> None:
@@ -54,20 +60,10 @@ def tick(run) -> None:
         metrics = phases.update_target(run)
         progress.step += 1
         run.log("target", metrics)
-        advance(progress, first_phase(run.config), after=rspo.k)
+        advance(progress, phases.first_phase(run.config), after=rspo.k)
         if progress.inner == 0:
-            progress.loop += 1
-            run.buffer = run.draws = None
-            if rspo.guide_reset == "always":
-                run.guide = None
+            run.end_loop()
     progress.tick += 1
-
-
-def first_phase(config) -> str:
-    """guide, unless there is no guide: the base algorithm, or the ablation that replays the target's own history."""
-    if not config.rspo.enabled:
-        return "target"
-    return "collect" if config.rspo.source == "history" else "guide"
 
 
 def advance(progress, following: str, after: int) -> None:
@@ -75,18 +71,6 @@ def advance(progress, following: str, after: int) -> None:
     progress.inner += 1
     if progress.inner >= after:
         progress.phase, progress.inner = following, 0
-
-
-def end_tick(run) -> None:
-    """Evaluation and checkpoint where they are due; always a checkpoint before stopping."""
-    config, progress = run.config, run.progress
-    every = config.train.eval_every
-    if progress.phase == "target" or not config.rspo.enabled or progress.inner == 0:
-        if every and progress.step and progress.step % every == 0 and progress.step < config.train.steps:
-            run.evaluate()
-    last = progress.step >= config.train.steps
-    if run.stop_requested or last or progress.tick % config.train.checkpoint_every == 0:
-        run.checkpoint()
 
 
 __all__ = ["tick", "train", "transcript"]

@@ -4,9 +4,10 @@ Every token carries its weight in the whole optimizer batch (`algos.token_weight
 add up partial sums: no mean is ever taken over a part.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial, reduce
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 import optax
 
 from rspo_jax import algos
+from rspo_jax.algos.diagnostics import PolicySums
 from rspo_jax.models import logprobs, transformer
 from rspo_jax.packing import ActionBatch
 
@@ -63,20 +65,21 @@ class LossOptions:
 
 
 def make_optimizer(config) -> optax.GradientTransformation:
-    """AdamW behind global-norm clipping; its learning rate is set anew before every step (`with_learning_rate`)."""
+    """AdamW behind global-norm clipping; its learning rate is set anew before every step (`with_learning_rate`).
 
+    config: the group optim of the tree. Equal numbers give the same object, so that programs are compiled once.
+    """
+    return _optimizer(config.lr, config.b1, config.b2, config.weight_decay, config.clip_norm)
+
+
+@lru_cache
+def _optimizer(lr, b1, b2, weight_decay, clip_norm) -> optax.GradientTransformation:
     @partial(optax.inject_hyperparams, static_args=("b1", "b2", "weight_decay", "clip_norm"))
     def build(learning_rate, b1, b2, weight_decay, clip_norm):
         adamw = optax.adamw(learning_rate, b1=b1, b2=b2, weight_decay=weight_decay)
         return optax.chain(optax.clip_by_global_norm(clip_norm), adamw)
 
-    return build(
-        learning_rate=config.lr,
-        b1=config.b1,
-        b2=config.b2,
-        weight_decay=config.weight_decay,
-        clip_norm=config.clip_norm,
-    )
+    return build(learning_rate=lr, b1=b1, b2=b2, weight_decay=weight_decay, clip_norm=clip_norm)
 
 
 def with_learning_rate(opt_state, learning_rate):
@@ -116,7 +119,7 @@ def action_logprobs(params, config, actions: ActionBatch, free_tokens, temperatu
 def policy_loss(logp, entropy, batch: LossBatch, options: LossOptions, kl_coef, entropy_coef):
     """Weighted sum over the tokens of a micro-batch: clipped surrogate + KL penalty - entropy bonus.
 
-    Returns (loss f32[], sums) with every sum additive over micro-batches; see `loss_metrics`.
+    Returns (loss f32[], LossSums).
     """
     mask, turn = batch.actions.action_mask, batch.actions.turn
     old, behaviour, advantage = batch.logp_old, batch.logp_behaviour, batch.advantage
@@ -148,26 +151,35 @@ def policy_loss(logp, entropy, batch: LossBatch, options: LossOptions, kl_coef, 
         "policy_loss_off": algos.weighted_sum(stop(surrogate), batch.weight - on_weight),
         "kl": algos.weighted_sum(stop(kl), batch.weight),
         "entropy": algos.weighted_sum(stop(entropy), batch.weight),
-        "sampler_gap": gap,
-        "policy": algos.policy_sums(stop(used), old, behaviour, advantage, mask, off, **clip),
     }
-    return loss, sums
+    policy = algos.policy_sums(stop(used), old, behaviour, advantage, mask, off, **clip)
+    return loss, LossSums(sums, gap, policy)
 
 
-def merge_sums(a: dict, b: dict) -> dict:
-    """Sums of two micro-batches together."""
-    out = {name: a[name] + b[name] for name in a if name not in ("policy", "sampler_gap")}
-    return out | {
-        "sampler_gap": jnp.maximum(a["sampler_gap"], b["sampler_gap"]),
-        "policy": algos.merge(a["policy"], b["policy"]),
-    }
+class LossSums(NamedTuple):
+    """What a micro-batch adds to the metrics: weighted sums f32[], the largest sampler gap, and the policy's sums."""
+
+    weighted: dict[str, jax.Array]
+    sampler_gap: jax.Array
+    policy: PolicySums
 
 
-def loss_metrics(sums: dict) -> dict[str, jax.Array]:
-    """The metrics f32[] of an optimizer step."""
-    metrics = {name: value for name, value in sums.items() if name != "policy"}
-    metrics["policy_loss"] = sums["policy_loss_on"] + sums["policy_loss_off"]
-    return metrics | algos.policy_summary(sums["policy"])
+def merge_sums(a: LossSums, b: LossSums) -> LossSums:
+    """Sums of two disjoint sets of tokens together."""
+    weighted = {name: a.weighted[name] + b.weighted[name] for name in a.weighted}
+    return LossSums(weighted, jnp.maximum(a.sampler_gap, b.sampler_gap), algos.merge(a.policy, b.policy))
+
+
+@jax.jit
+def loss_metrics(steps: Sequence[LossSums]) -> dict[str, jax.Array]:
+    """Metrics f32[] of the optimizer steps on one batch: mean losses, and policy diagnostics over all their tokens.
+
+    The sampler gap is that of the first step: later ones differ from the sampler because they have learned.
+    """
+    mean = {name: sum(s.weighted[name] for s in steps) / len(steps) for name in steps[0].weighted}
+    mean["policy_loss"] = mean["policy_loss_on"] + mean["policy_loss_off"]
+    policy = algos.policy_summary(reduce(algos.merge, [s.policy for s in steps]))
+    return mean | policy | {"sampler_gap": steps[0].sampler_gap}
 
 
 def accumulate(function, params, batch, count: int, merge):

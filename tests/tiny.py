@@ -1,0 +1,173 @@
+"""A whole agent small enough for tests, and a text environment that it can learn: nothing is read from disk."""
+
+import functools
+import pathlib
+import tempfile
+
+import gymnasium
+import jax
+
+from configs import default
+from rspo_jax import build, envs, models
+from rspo_jax.configuration import set_value
+from rspo_jax.envs.base import TextSpace
+from rspo_jax.envs.pool import EnvPool
+from rspo_jax.learner import Learner
+from rspo_jax.models.hf import save_hf
+from rspo_jax.models.tokenizer import train_tokenizer
+
+COLOURS = ("red", "blue", "green")
+
+# Compiling costs more than anything else in these tests; programs are kept from one to the next.
+jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(tempfile.gettempdir()) / "rspo_jax_test_programs"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+class Buttons(gymnasium.Env):
+    """Press the button of the task's colour, then open the door. `look` shows another page and helps nothing.
+
+    Three turns at most; a wrong button ends the episode. The seed is the task.
+    """
+
+    observation_space = action_space = TextSpace()
+
+    def reset(self, *, seed=None, options=None):
+        self.goal = COLOURS[(seed or 0) % 3]
+        self.turns, self.pressed, self.looks = 0, False, 0
+        return self._page(), self._info(False)
+
+    def step(self, action):
+        self.turns += 1
+        won, over = False, False
+        if action == "look":
+            self.looks += 1
+        elif self.pressed:
+            won = over = action == "open"
+        elif action == self.goal:
+            self.pressed = True
+        else:
+            over = action in COLOURS
+        return self._page(), 10.0 * won, over, self.turns >= 3, self._info(won)
+
+    def _page(self):
+        return ("door" if self.pressed else "buttons") + " again" * (self.looks % 2)
+
+    def _info(self, won):
+        return {
+            "task": f"press {self.goal}",
+            "admissible_actions": ["open", "look"] if self.pressed else [*COLOURS, "look"],
+            "won": won,
+            "score": float(won),
+            "progress": (self.pressed + won) / 2,
+            "anchor": self._page(),
+            "task_type": self.goal,
+        }
+
+
+class Broken(Buttons):
+    """Raises in the first step of tasks with an even seed."""
+
+    def reset(self, *, seed=None, options=None):
+        self.broken = (seed or 0) % 2 == 0
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        if self.broken:
+            raise OSError("the wire is cut")
+        return super().step(action)
+
+
+gymnasium.register("Buttons-v0", entry_point="tiny:Buttons")
+gymnasium.register("Broken-v0", entry_point="tiny:Broken")
+
+
+@functools.cache
+def tokenizer():
+    texts = ["press red\nbuttons again", "press blue\ndoor again", "press green\nsame page"]
+    return train_tokenizer(texts, [*COLOURS, "press", "buttons", "door", "again", "open", "look", "same page"], 300)
+
+
+def model_config() -> models.ModelConfig:
+    return models.ModelConfig(
+        vocab_size=len(tokenizer()),
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=512,
+        model_type="qwen3",
+        qkv_bias=False,
+        qk_norm=True,
+    )
+
+
+def params(seed: int = 0):
+    """Parameters far enough from 0 that actions have very different probabilities."""
+    return jax.tree.map(lambda x: 3.0 * x, models.init(jax.random.key(seed), model_config()))
+
+
+@functools.cache
+def agent_directory() -> pathlib.Path:
+    path = pathlib.Path(tempfile.mkdtemp(prefix="rspo_jax_tiny_"))
+    save_hf(path, model_config(), params(), tokenizer())
+    return path
+
+
+def config(**changes):
+    """The default tree at this scale; keys of `changes` have two underscores for a dot (rspo__alpha=0.5)."""
+    tree = default.get_config()
+    values = {
+        "env__id": "tiny:Buttons-v0",
+        "env__max_turns": 3,
+        "env__num_train": 64,
+        "env__num_valid": 12,
+        "context__max_tokens": 64,
+        "context__max_prompt": 48,
+        "decoding__constrain": True,
+        "decoding__max_response": 6,
+        "decoding__eval_temperature": 1.0,
+        "batch__tasks": 4,
+        "batch__group_size": 2,
+        "algo__norm": "std",
+        "optim__lr": 1e-2,
+        "optim__weight_decay": 0.0,
+        "critic__lr": 1e-2,
+        "loss__kl_coef": 0.0,
+        "rspo__alpha": 0.5,
+        "rspo__k": 2,
+        "rspo__collect_tasks": 4,
+        "train__steps": 4,
+        "train__eval_every": 0,
+        "train__checkpoint_every": 100,
+        "train__progress": False,
+        "eval__episodes": 8,
+    } | changes
+    for key, value in values.items():
+        set_value(tree, key.replace("__", "."), value)
+    if not tree.model.path:
+        tree.model.path = str(agent_directory())
+    return tree
+
+
+def suite(tree=None):
+    return envs.gym_suite((tree or config()).env.id, num_train=64, num_valid=12)
+
+
+def pool(rows: int = 8, workers: int = 0, env_id: str = "tiny:Buttons-v0") -> EnvPool:
+    return EnvPool(envs.gym_suite(env_id, num_train=4, num_valid=4).make_env, rows, workers)
+
+
+def policy(tree=None, seed: int = 0):
+    """(Policy, parameters)."""
+    tree = tree or config()
+    weights = jax.tree.map(lambda x: x.astype(tree.model.dtype), params(seed))
+    return build.assemble_policy(tree, build.make_mesh(tree), model_config(), tokenizer(), weights)
+
+
+def learner(tree=None) -> Learner:
+    tree = tree or config()
+    own, _ = policy(tree)
+    return Learner(own, tree, build.loss_options(tree), own.mesh)
