@@ -53,7 +53,7 @@ def verl():
 def test_plain_shows_the_task_once_and_pages_without_constant_labels(plain):
     assert plain.first(SEARCH_PAGE, SEARCH) == f"{TASK}\nsearch"
     assert plain.next(RESULTS_PAGE, RESULTS, SEARCH_PAGE) == (
-        "page 2\nb0aaaaaaa1 quick dry sneakers $12.5\nb0aaaaaaa2 slip resistant sneakers $8.99 to $14.99"
+        "page 2\nquick dry sneakers $12.5 b0aaaaaaa1\nslip resistant sneakers $8.99 to $14.99 b0aaaaaaa2"
     )
     assert plain.next(ITEM_PAGE, ITEM, RESULTS_PAGE) == "quick dry sneakers $12.5\ncolor: navy, red\nsize: small"
     assert plain.next(SUB_PAGE, SUB, ITEM_PAGE) == "quick dry sneakers\nsoft lined design"

@@ -176,10 +176,13 @@ def _plain_webshop(obs: str, info: Info) -> str:
 
 
 def _plain_results(page: list[str]) -> str:
-    """`page 1`, then a line `asin title price` for each product."""
+    """`page 1`, then a line `title price asin` for each product.
+
+    The code comes last, so that a causal model has read what it stands for when it reads the code.
+    """
     number = page[1].partition(" (total results: ")[0]
     products = page[page.index("next >") + 1 :]
-    lines = [" ".join(products[i : i + 3]) for i in range(0, len(products), 3)]
+    lines = [f"{title} {price} {asin}" for asin, title, price in zip(*[iter(products)] * 3, strict=False)]
     return "\n".join([number, *(lines or [NOTHING])])
 
 
