@@ -35,6 +35,6 @@ setuptools.setup(
         "test": ["hypothesis>=6.112", "pytest>=8.0", "ruff>=0.9", "setuptools>=70.1"],
         "torch": ["torch>=2.2"],
         "gpu": ["jax[cuda12]>=0.9"],
-        "alfworld-official": ["alfworld>=0.3.5", "textworld>=1.6"],
+        "alfworld-official": ["alfworld>=0.4", "textworld[pddl]>=1.7"],
     },
 )

@@ -222,7 +222,7 @@ def train() -> dict:
 
 def evaluation() -> dict:
     return dict(
-        episodes=256,  # fixed tasks per split
+        episodes=256,  # fixed tasks per split, or all of a smaller split
         splits=("valid",),  # panels, each evaluated on the same tasks every time
         final_splits=(),  # further panels at the first and last evaluation only
     )

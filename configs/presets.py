@@ -1,11 +1,13 @@
 """What changes the scale of a configuration, whatever its environment and algorithm."""
 
+import os
+
 from ml_collections import ConfigDict
 
 from configs import default
 from rspo_jax.configuration import parse_preset
 
-NAMES = ("tiny", "smoke", "paper-1.5b", "paper-7b")
+NAMES = ("tiny", "sparse", "smoke", "paper-1.5b", "paper-7b")
 
 
 def make(env: str, algo: str, preset: str | None) -> ConfigDict:
@@ -14,8 +16,10 @@ def make(env: str, algo: str, preset: str | None) -> ConfigDict:
     config = default.get_config()
     _environment(config, env)
     _algorithm(config, env, algo)
-    if name in ("tiny", "smoke"):
+    if name in ("tiny", "sparse", "smoke"):
         _tiny(config, env, algo)
+        if name == "sparse":
+            _sparse(config, env)
         if name == "smoke":
             _smoke(config)
     else:
@@ -27,6 +31,7 @@ def _environment(config: ConfigDict, env: str) -> None:
     config.env.name = env
     config.env.max_turns = {"webshop": 15, "alfworld": 50}[env]
     if env == "alfworld":
+        config.env.data = os.environ.get("ALFWORLD_DATA", "")
         config.eval.splits = ("valid_seen",)
         config.eval.final_splits = ("valid_unseen",)
 
@@ -61,9 +66,16 @@ def _tiny(config: ConfigDict, env: str, algo: str) -> None:
     config.sft.lr = 3e-3
     config.sft.steps = 500
     if env == "alfworld":
-        config.env.max_turns = 20
-        config.context.max_tokens = 320
         config.sft.skill = 0.5
+        # Generated rooms are small; official ones need all turns and long rows.
+        config.env.max_turns, config.context.max_tokens = (50, 4096) if config.env.data else (20, 320)
+
+
+def _sparse(config: ConfigDict, env: str) -> None:
+    """The tiny run from an agent that almost never succeeds."""
+    config.model.base = "sparse"
+    if env == "webshop":
+        config.env.min_options = 2
 
 
 def _smoke(config: ConfigDict) -> None:
@@ -79,6 +91,8 @@ def _smoke(config: ConfigDict) -> None:
 
 def _paper(config: ConfigDict, env: str, algo: str, size: str) -> None:
     """The published setting on Qwen2.5-Instruct; give config.model.path and config.env.data."""
+    config.model.path = config.model.path or f"<directory of Qwen2.5-{size.upper()}-Instruct>"
+    config.env.data = config.env.data or "<directory of the official data>"
     config.context.mode, config.context.format = "window", "verl"
     config.context.max_prompt = 4096 if env == "webshop" else 2048
     config.optim.minibatch_rows = 64 if env == "webshop" else 256

@@ -123,15 +123,20 @@ def panels(rows: Iterable[Mapping]) -> list[Panel]:
     return [Panel(*key, seen[key][0], seen[key][-1]) for key in keys]
 
 
-def summary_table(rows: Iterable[Mapping]) -> str:
-    """Success before and after on the fixed panels as plain text, each with its 95 % interval."""
-    table = [("panel", "episodes", "before", "after", "difference")]
-    table += [
-        (panel.name, str(panel.after[1]), _rate(panel.before), _rate(panel.after), _change(panel.before, panel.after))
-        for panel in panels(rows)
-    ]
-    if len(table) == 1:
+def summary_table(rows: Sequence[Mapping]) -> str:
+    """Success on the fixed panels as plain text with 95 % intervals: before, after and the change, or one evaluation."""
+    found = panels(rows)
+    if not found:
         return "no evaluation on a fixed panel yet"
+    once = sum(any(name.startswith("eval/") for name in row) for row in rows) == 1
+    if once:
+        table = [("panel", "episodes", "success")]
+        table += [(panel.name, str(panel.after[1]), _rate(panel.after)) for panel in found]
+    else:
+        table = [("panel", "episodes", "before", "after", "difference")]
+        table += [
+            (p.name, str(p.after[1]), _rate(p.before), _rate(p.after), _change(p.before, p.after)) for p in found
+        ]
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
     lines.insert(1, "  ".join("-" * width for width in widths))

@@ -1,0 +1,94 @@
+"""The configuration tree: every preset loads and is consistent, every key is described and used."""
+
+import io
+import pathlib
+import re
+import tokenize
+
+import pytest
+from ml_collections import ConfigDict
+
+from rspo_jax import build
+from rspo_jax.configuration import load_config, to_json
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+FILES = sorted(p for p in (ROOT / "configs").glob("*_*.py") if p.stem != "__init__")
+PRESETS = ("tiny", "sparse", "smoke", "paper-1.5b", "paper-7b")
+
+
+def keys(config, prefix=""):
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            yield from keys(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
+def test_every_preset_of_every_file_is_consistent(file, preset):
+    config = load_config(f"{file}:{preset}")
+    build.validate(config)
+    assert config.rspo.enabled
+    assert to_json(config) == to_json(load_config(f"{file}:{preset}"))
+
+
+def test_tiny_is_the_default_preset():
+    for file in FILES:
+        assert to_json(load_config(str(file))) == to_json(load_config(f"{file}:tiny"))
+
+
+def test_paper_preset_has_the_published_numbers():
+    config = load_config("configs/webshop_grpo.py:paper-1.5b")
+    assert (config.batch.tasks, config.batch.group_size, config.rspo.k, config.rspo.collect_tasks) == (16, 8, 3, 28)
+    assert (config.rspo.alpha, config.train.steps, config.env.max_turns, config.context.history) == (1 / 8, 150, 15, 2)
+    assert (config.optim.lr, config.loss.kl_coef, config.loss.kl_kind, config.optim.minibatch_rows) == (
+        1e-6,
+        0.01,
+        "k3",
+        64,
+    )
+    alfworld = load_config("configs/alfworld_gigpo.py:paper-7b")
+    assert (alfworld.env.max_turns, alfworld.context.max_prompt, alfworld.optim.minibatch_rows) == (50, 2048, 256)
+    assert (alfworld.algo.gamma, alfworld.algo.omega, alfworld.algo.norm) == (0.95, 1.0, "std")
+    assert load_config("configs/webshop_gigpo.py:paper-7b").algo.norm == "none"
+    ppo = load_config("configs/webshop_ppo.py:paper-1.5b")
+    assert (ppo.batch.tasks, ppo.batch.group_size, ppo.critic.lr) == (128, 1, 1e-5)
+
+
+def test_every_key_of_the_tree_has_a_comment_on_its_line():
+    """One comment a key, on the same line; groups and section functions need none."""
+    source = (ROOT / "configs" / "default.py").read_text()
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    commented = {t.start[0] for t in tokens if t.type == tokenize.COMMENT}
+    for number, line in enumerate(source.splitlines(), 1):
+        match = re.match(r"\s+(\w+)=(?!dict\(|\w+\(\))", line)
+        if match:
+            assert number in commented, f"configs/default.py line {number}: {match[1]} has no comment"
+
+
+def test_no_key_is_dead():
+    """Every key is read somewhere in the package, by its own name."""
+    code = "\n".join(p.read_text() for p in (ROOT / "rspo_jax").rglob("*.py"))
+    for key in keys(load_config("configs/webshop_gigpo.py")):
+        name = key.rpartition(".")[2]
+        assert re.search(rf"\.{name}\b", code), f"config.{key} is not read anywhere"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("algo.name", "gigp"),
+        ("context.mode", "appended"),
+        ("rspo.sampling", "best"),
+        ("decoding.temperature", 0.0),
+        ("rspo.alpha", 1.0),
+        ("loss.dual_clip", 0.5),
+        ("optim.epochs", 0),
+        ("context.format", "verl"),  # cannot be constrained
+    ],
+)
+def test_impossible_settings_are_refused_by_name(key, value):
+    config = load_config("configs/webshop_gigpo.py", {key: value})
+    with pytest.raises(ValueError, match=key.replace(".", r"\.") + "|decoding.constrain"):
+        build.validate(config)
