@@ -1,1 +1,1 @@
-"""Configurations: `default` holds the whole tree, the other files set what differs for one environment and algorithm."""
+"""Configurations: `default` holds the whole tree, the others set what differs for an environment and algorithm."""

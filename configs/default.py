@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
             loss=loss(),
             optim=optim(),
             critic=critic(),
-            reward="outcome",  # what the target agent is trained on: outcome | dense | mixed (the last two for ablations)
+            reward="outcome",  # what the target is trained on: outcome | dense | mixed (the last two for ablations)
             reward_mix=1.0,  # mixed: outcome reward + reward_mix * dense reward
             process_reward=process_reward(),
             collect=collect(),
@@ -74,7 +74,7 @@ def model() -> dict:
     return dict(
         path="",  # Hugging Face directory; "" = a shipped tiny agent for the environment
         base="easy",  # shipped agent: easy (about 20 % success) | sparse (well under 1 %)
-        dtype="float32",  # float32 | bfloat16 (training keeps float32 parameters); softmax, norms, log-probs are always float32
+        dtype="float32",  # float32 | bfloat16 (training keeps float32 parameters); softmax, norms, log-probs are float32
         remat=False,  # recompute activations in the backward pass: less memory, a little slower
         lora=dict(
             rank=0,  # 0 trains all parameters; > 0 trains adapters of this rank and freezes the base
@@ -120,7 +120,7 @@ def loss() -> dict:
         kl_target=0.0,  # adaptive KL: coefficient steered towards this KL per token; 0 = constant coefficient
         kl_horizon=10000,  # adaptive KL: episodes in which an error of 20 % moves the coefficient by 20 %
         entropy_coef=0.0,  # weight of the entropy bonus
-        aggregation="token_mean",  # token_mean | turn_mean | sequence_mean | constant (Dr.GRPO): see algos.token_weights
+        aggregation="token_mean",  # token_mean | turn_mean | sequence_mean | constant (Dr.GRPO), see token_weights
         ratio="token",  # token | sequence (GSPO)
         old_logp="sampler",  # pi_old on on-policy tokens: the sampler's log-probs | trainer (recomputed; for bfloat16)
     )
@@ -135,7 +135,7 @@ def optim() -> dict:
         b2=0.999,  # AdamW second-moment decay
         clip_norm=1.0,  # global gradient norm [V]
         epochs=1,  # passes over a batch [V]
-        minibatch_rows=0,  # token rows per optimizer update, 0 = the whole batch [V: 64 WebShop, 256 ALFWorld turn rows]
+        minibatch_rows=0,  # token rows per optimizer update, 0 = whole batch [V: 64 WebShop, 256 ALFWorld turn rows]
         micro_rows=0,  # rows per gradient accumulation step, 0 = all rows of a minibatch at once
     )
 
@@ -203,10 +203,10 @@ def rspo() -> dict:
         min_successes=8,  # until_success: successes that end a guide's stay
         guide_max_loops=5,  # until_success: longest stay in loops
         guide_lr_scale=1.0,  # guide's learning rate over the target's; 3 was more reliable from very sparse starts
-        off_clip="generalized",  # clip of the off-policy ratio: generalized (shifted centre) [P] | standard | decoupled | none
+        off_clip="generalized",  # clip off-policy: generalized (shifted centre) [P] | standard | decoupled | none
         off_ratio="behaviour",  # off-policy ratio pi/pi_B [P] | old (pi/pi_old)
         off_ratio_cap=0.0,  # largest clip centre, 0 = none
-        guide_data="sampled",  # sampled [P] | recycled (sample-efficient: the guide trains on the target's last episodes)
+        guide_data="sampled",  # sampled [P] | recycled (the guide trains on the target's last episodes)
     )
 
 
