@@ -74,7 +74,7 @@ def model() -> dict:
     return dict(
         path="",  # Hugging Face directory; "" = a shipped tiny agent for the environment
         base="easy",  # shipped agent: easy (about 20 % success) | sparse (well under 1 %)
-        dtype="float32",  # float32 | bfloat16 (training keeps float32 parameters); softmax, norms, log-probs are float32
+        dtype="float32",  # float32 | bfloat16 (training keeps float32 parameters); norms, softmax, log-probs: float32
         remat=False,  # recompute activations in the backward pass: less memory, a little slower
         lora=dict(
             rank=0,  # 0 trains all parameters; > 0 trains adapters of this rank and freezes the base
