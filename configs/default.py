@@ -48,6 +48,7 @@ def env() -> dict:
         workers=0,  # environment processes; 0 = in this process (best for the built-in simulators)
         timeout=60.0,  # seconds after which a silent environment worker is replaced
         size="tiny",  # generated ALFWorld rooms: tiny | official
+        task_types=(),  # ALFWorld: kinds of task to play, of pick, look, clean, heat, cool, pick2; () = all
         num_train=4096,  # generated or user tasks for training (ALFWorld, Gymnasium)
         num_valid=512,  # generated or user tasks per validation split (ALFWorld, Gymnasium)
         human_goals=True,  # WebShop files: human-written goals (False = synthetic ones)

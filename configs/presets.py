@@ -76,6 +76,10 @@ def _sparse(config: ConfigDict, env: str) -> None:
     config.model.base = "sparse"
     if env == "webshop":
         config.env.min_options = 2
+        config.sft.skill = 0.1
+    else:
+        config.env.task_types = ("clean", "heat", "cool", "pick2")
+        config.sft.skill = 0.0
 
 
 def _smoke(config: ConfigDict) -> None:

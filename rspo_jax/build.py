@@ -42,9 +42,14 @@ def make_suite(config: ConfigDict) -> TaskSuite:
     require_one_of("env.name", env.name, ("webshop", "alfworld"))
     if env.name == "alfworld":
         if env.data:
-            return alfworld.official_suite(env.data, max_steps=env.max_turns)
+            return alfworld.official_suite(env.data, max_steps=env.max_turns, task_types=env.task_types)
         return alfworld.generated_suite(
-            env.seed, size=env.size, num_train=env.num_train, num_valid=env.num_valid, max_steps=env.max_turns
+            env.seed,
+            size=env.size,
+            num_train=env.num_train,
+            num_valid=env.num_valid,
+            max_steps=env.max_turns,
+            task_types=env.task_types,
         )
     if not env.data:
         return webshop.generated_suite(

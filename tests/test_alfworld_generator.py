@@ -405,3 +405,15 @@ def test_the_official_engine_plays_exported_games_like_ours(size, kind):
         command = rng.choice(harmless) if number < 8 else game.plan[number - 8]
         assert official.step(command) == ours.step(command)
     assert official.won and ours.won
+
+
+def test_a_suite_of_some_kinds_keeps_the_games_of_those_kinds_in_order():
+    everything = suite.generated_suite(num_train=60, num_valid=20)
+    some = suite.generated_suite(num_train=12, num_valid=5, task_types=("clean", "pick2"))
+    env = some.make_env()
+    tasks = list(some.splits["train"])
+    assert {env.reset(**task)[1]["task_type"] for task in tasks} == {"clean", "pick2"}
+    kinds = [(task, env.reset(**task)[1]["task_type"]) for task in everything.splits["train"]]
+    assert tasks == [task for task, kind in kinds if kind in ("clean", "pick2")][:12]
+    with pytest.raises(ValueError, match="dust"):
+        suite.generated_suite(task_types=("dust",))

@@ -1,6 +1,7 @@
 """Sets of household tasks: generated games without limit, or the official games of a data folder."""
 
 import functools
+import itertools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -42,10 +43,10 @@ class GeneratedEnv(ALFWorldEnv):
 
 
 class GeneratedTasks(Sequence):
-    """The first `count` games of a split, as tasks that name a game by its index and generate it when it is played."""
+    """Games of a split by their indices, as tasks that name a game and generate it when it is played."""
 
-    def __init__(self, split: str, count: int):
-        self._split, self._indices = split, range(count)
+    def __init__(self, split: str, indices: Sequence[int]):
+        self._split, self._indices = split, indices
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -55,7 +56,13 @@ class GeneratedTasks(Sequence):
 
 
 def generated_suite(
-    seed: int = 0, *, size: str = "tiny", num_train: int = 3553, num_valid: int = 200, max_steps: int = MAX_STEPS
+    seed: int = 0,
+    *,
+    size: str = "tiny",
+    num_train: int = 3553,
+    num_valid: int = 200,
+    max_steps: int = MAX_STEPS,
+    task_types: Sequence[str] = (),
 ) -> TaskSuite:
     """Generated games: splits `train`, `valid_seen` (other games in rooms of train), `valid_unseen` (other rooms).
 
@@ -64,10 +71,12 @@ def generated_suite(
       size: "tiny" (6-9 receptacles, 6-12 objects) or "official" (6-54 and 19-75, as in the official set).
       num_train, num_valid: games in `train`, and in each of the other two; a longer split begins with the same games.
       max_steps: turns of an episode.
+      task_types: kinds of task to keep (of `game.TASK_KINDS`), the others are left out; () keeps all.
 
     Raises:
-      ValueError: the size is unknown or a number is not positive.
+      ValueError: the size or a kind of task is unknown, or a number is not positive.
     """
+    _check_task_types(task_types)
     if size not in generator.SIZES:
         raise ValueError(f"size is {size!r}; use one of {', '.join(map(repr, generator.SIZES))}.")
     for key, value in (("num_train", num_train), ("num_valid", num_valid), ("max_steps", max_steps)):
@@ -76,20 +85,46 @@ def generated_suite(
     counts = {"train": num_train, "valid_seen": num_valid, "valid_unseen": num_valid}
     return TaskSuite(
         make_env=functools.partial(GeneratedEnv, seed, size, max_steps),
-        splits={split: GeneratedTasks(split, count) for split, count in counts.items()},
+        splits={
+            split: GeneratedTasks(split, _indices(seed, size, split, count, tuple(task_types)))
+            for split, count in counts.items()
+        },
         phrases=phrases(size),
     )
 
 
-def official_suite(path: str | os.PathLike | None, *, max_steps: int = MAX_STEPS) -> TaskSuite:
+def _check_task_types(task_types: Sequence[str]) -> None:
+    unknown = sorted(set(task_types) - set(game.TASK_KINDS))
+    if unknown:
+        raise ValueError(f"task_types holds {', '.join(unknown)}; choose from {', '.join(game.TASK_KINDS)}.")
+
+
+def _indices(seed: int, size: str, split: str, count: int, task_types: tuple[str, ...]) -> Sequence[int]:
+    """Indices of the first `count` games of the given kinds."""
+    if not task_types:
+        return range(count)
+    right = (i for i in itertools.count() if _generated(seed, size, split, i).goal.kind in task_types)
+    return list(itertools.islice(right, count))
+
+
+def official_suite(
+    path: str | os.PathLike | None, *, max_steps: int = MAX_STEPS, task_types: Sequence[str] = ()
+) -> TaskSuite:
     """The official games of a data folder (None: `$ALFWORLD_DATA`), each split sorted by path.
+
+    task_types: kinds of task to keep, () keeps all.
 
     FileNotFoundError if the folder or a split is not there or holds no playable game.
     """
+    _check_task_types(task_types)
     return TaskSuite(
         make_env=functools.partial(ALFWorldEnv, max_steps=max_steps),
         splits={
-            split: [{"options": {"game": found.path}} for found in official.official_games(path, split)]
+            split: [
+                {"options": {"game": found.path}}
+                for found in official.official_games(path, split)
+                if not task_types or found.kind in task_types
+            ]
             for split in generator.SPLITS
         },
         phrases=phrases("official"),
