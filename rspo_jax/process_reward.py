@@ -7,6 +7,7 @@ import numpy as np
 
 from rspo_jax import reward_fit, reward_model, sharding
 from rspo_jax.configuration import require
+from rspo_jax.learner import init_state
 from rspo_jax.packing import bucket
 from rspo_jax.reward_model import RewardModel
 from rspo_jax.rollout import Episode
@@ -47,9 +48,8 @@ class ModelScorer(Scorer):
         self._model, self._mesh, self._seed = model, mesh, config.seed
         self._scale, self._passes = config.process_reward.scale, config.process_reward.refit
         self._settings = config.reward_model
-        optimizer = reward_fit.reward_optimizer(config)
-        self._step = reward_fit.make_step(optimizer, reward_fit.predict_head)
-        self._fit = reward_fit.init_state(optimizer, model.params["head"], mesh)
+        self._optimizer = reward_fit.reward_optimizer(config)
+        self._fit = init_state(self._optimizer, reward_fit.own_copy(model.params["head"]), mesh)
 
     def __call__(self, episodes, trajectory):
         del episodes  # the model reads what the policy read and said, token for token
@@ -71,10 +71,9 @@ class ModelScorer(Scorer):
         losses = []
         for _ in range(self._passes):
             order = np.random.default_rng([self._seed, int(self._fit.updates)]).permutation(B)
-            for inputs, targets, _ in problem.batches(order, self._settings.batch):
-                self._fit, loss = self._step(self._fit, inputs, targets)
-                losses.append(loss)
-        return {"reward_model_loss": float(np.mean(jax.device_get(losses)))}
+            self._fit, loss = reward_fit.one_pass(self._fit, problem, order, self._settings.batch, self._optimizer)
+            losses.append(loss)
+        return {"reward_model_loss": float(np.mean(losses))}
 
     @property
     def state(self) -> dict[str, np.ndarray]:

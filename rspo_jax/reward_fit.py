@@ -20,8 +20,8 @@ import scipy.stats
 from rspo_jax import reward_model, sharding
 from rspo_jax.collected import Collected, whole_policy
 from rspo_jax.configuration import check_same_config, fingerprint, save_config
-from rspo_jax.learner import pad_rows
-from rspo_jax.models import value
+from rspo_jax.learner import init_state, pad_rows
+from rspo_jax.models import turn_reward
 from rspo_jax.packing import bucket
 from rspo_jax.reward_model import RewardModel, TurnRows
 from rspo_jax.update import AgentState, apply_gradient, make_optimizer, micro_batches
@@ -69,7 +69,7 @@ def head_problem(features: np.ndarray, present: np.ndarray, outcome: np.ndarray,
 def predict_head(head, inputs, E: int) -> jax.Array:
     """f32[E] from (h [E, T, D], bool[E, T])."""
     h, present = inputs
-    return jnp.sum(jnp.where(present, value.turn_reward(head, h), 0.0), axis=1)
+    return jnp.sum(jnp.where(present, turn_reward(head, h), 0.0), axis=1)
 
 
 def whole_problem(model: RewardModel, rows: TurnRows, outcome: np.ndarray, *, size: int, mesh, remat) -> Problem:
@@ -88,8 +88,10 @@ def whole_problem(model: RewardModel, rows: TurnRows, outcome: np.ndarray, *, si
         return sharding.shard_batch(padded, mesh)
 
     def predict(params, batch, E):
+        cast = cast_like(params, model.params)
+
         def total(micro):
-            return jnp.sum(reward_model.rewards(params, model.config, micro, turns, remat), axis=1)
+            return jnp.sum(reward_model.rewards(cast, model.config, micro, turns, remat), axis=1)
 
         count = -(-len(batch.episode) // reward_model.chunk_size(len(batch.episode), size, mesh))
         if count == 1:
@@ -102,19 +104,21 @@ def whole_problem(model: RewardModel, rows: TurnRows, outcome: np.ndarray, *, si
     return Problem(predict, inputs, outcome, mesh)
 
 
-def make_step(optimizer, predict: Callable):
-    """Jitted (state, inputs, targets) -> (state, mean squared error): one optimizer step."""
+def cast_like(params, like):
+    """The parameters in the precision of others: what a float32 copy stands for in a forward pass and on disk."""
+    return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
 
-    @partial(jax.jit, donate_argnums=0)
-    def step(state: AgentState, inputs, targets: Targets):
-        def loss(params):
-            error = predict(params, inputs, targets.outcome.shape[0]) - targets.outcome
-            return jnp.sum(targets.weight * error**2)
 
-        value_, gradient = jax.value_and_grad(loss)(state.params)
-        return apply_gradient(optimizer, state, gradient), value_
+@partial(jax.jit, static_argnames=("optimizer", "predict"), donate_argnames="state")
+def step(state: AgentState, inputs, targets: Targets, *, optimizer, predict: Callable) -> tuple[AgentState, jax.Array]:
+    """One optimizer step on a batch: (state, mean squared error before it)."""
 
-    return step
+    def loss(params):
+        error = predict(params, inputs, targets.outcome.shape[0]) - targets.outcome
+        return jnp.sum(targets.weight * error**2)
+
+    value, gradient = jax.value_and_grad(loss)(state.params)
+    return apply_gradient(optimizer, state, gradient), value
 
 
 def reward_optimizer(config):
@@ -124,11 +128,9 @@ def reward_optimizer(config):
     return make_optimizer(optim)
 
 
-def init_state(optimizer, params, mesh) -> AgentState:
-    """A fresh state on a copy of the parameters."""
-    params = jax.tree.map(jnp.copy, params)
-    opt_state = sharding.shard_params(jax.jit(optimizer.init)(params), mesh)
-    return AgentState(params, opt_state, sharding.shard_params(jnp.zeros((), jnp.int32), mesh))
+def own_copy(params):
+    """A float32 copy to be trained: small updates would be lost in bfloat16, and a step gives its buffers away."""
+    return jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
 
 
 def fit(model: RewardModel, data: Collected, config, mesh, on_epoch: Callable[[int, dict], None]) -> RewardModel:
@@ -140,40 +142,54 @@ def fit(model: RewardModel, data: Collected, config, mesh, on_epoch: Callable[[i
     settings = config.reward_model
     train, held_out = split_by_task(data.task, settings.held_out, config.seed)
     check_outcomes(data, train, held_out)
-    shape = (len(data.outcome), bucket(int(data.turns.max()), 8))
-    frozen = settings.backbone == "frozen"
-    if frozen:
-        read = reward_model.episode_features(model, data.rows, shape, size=settings.rows, mesh=mesh)
-        problem, params = head_problem(*read, data.outcome, mesh), model.params["head"]
-    else:
-        read, params = reward_model.turn_rows(data.rows), model.params
-        problem = whole_problem(model, read, data.outcome, size=settings.rows, mesh=mesh, remat=config.model.remat)
-    optimizer = reward_optimizer(config)
-    predict = jax.jit(problem.predict, static_argnums=2)
-    step = make_step(optimizer, problem.predict)
-    state = init_state(optimizer, params, mesh)
-    constant = float(np.mean((data.outcome[held_out] - data.outcome[train].mean()) ** 2))
-    best, best_epoch, best_metrics = params, 0, None
+    problem, params = make_problem(model, data, config, mesh)
+    optimizer, predict = reward_optimizer(config), jax.jit(problem.predict, static_argnums=2)
+    state = init_state(optimizer, own_copy(params), mesh)
+    best, best_epoch, best_metrics = None, 0, {}
     for epoch in range(settings.epochs + 1):
-        losses = []
+        fitted = {}
         if epoch:
             order = np.random.default_rng([config.seed, epoch]).permutation(train)
-            for inputs, targets, _ in problem.batches(order, settings.batch):
-                state, loss = step(state, inputs, targets)
-                losses.append(loss)
+            state, loss = one_pass(state, problem, order, settings.batch, optimizer)
+            fitted = {"reward_model_loss": loss}
         predicted = predict_all(predict, state.params, problem, held_out, settings.batch)
         metrics = quality(predicted, data.outcome[held_out], data.success[held_out])
-        on_epoch(epoch, metrics | ({"reward_model_loss": float(np.mean(jax.device_get(losses)))} if losses else {}))
-        if best_metrics is None or metrics["reward_model_error"] < best_metrics["reward_model_error"]:
+        on_epoch(epoch, fitted | metrics)
+        if epoch == 0 or metrics["reward_model_error"] < best_metrics["reward_model_error"]:
             best_epoch, best_metrics = epoch, metrics
             best = jax.tree.map(jnp.copy, state.params)  # the state's own buffers are given to the next step
         elif epoch - best_epoch >= settings.patience:
             break
-    params = model.params | {"head": best} if frozen else best
     numbers = {name.removeprefix("reward_model_"): number for name, number in best_metrics.items()}
-    numbers = {name: None if np.isnan(number) else number for name, number in numbers.items()}  # JSON has no NaN
-    held = {**numbers, "constant_error": constant, "episodes": len(held_out), "epoch": best_epoch}
-    return replace(model, params=params, info=model.info | {"held_out": held, "backbone": settings.backbone})
+    held = {name: None if np.isnan(number) else number for name, number in numbers.items()}  # JSON has no NaN
+    held |= {
+        "constant_error": float(np.mean((data.outcome[held_out] - data.outcome[train].mean()) ** 2)),
+        "episodes": len(held_out),
+        "epoch": best_epoch,
+    }
+    whole = model.params | {"head": best} if settings.backbone == "frozen" else cast_like(best, model.params)
+    return replace(model, params=whole, info=model.info | {"held_out": held, "backbone": settings.backbone})
+
+
+def make_problem(model: RewardModel, data: Collected, config, mesh) -> tuple[Problem, Any]:
+    """(Problem, the parameters it fits) of config.reward_model.backbone."""
+    settings = config.reward_model
+    if settings.backbone == "frozen":
+        shape = (len(data.outcome), bucket(int(data.turns.max()), 8))
+        read = reward_model.episode_features(model, data.rows, shape, size=settings.rows, mesh=mesh)
+        return head_problem(*read, data.outcome, mesh), model.params["head"]
+    rows = reward_model.turn_rows(data.rows)
+    remat = config.model.remat
+    return whole_problem(model, rows, data.outcome, size=settings.rows, mesh=mesh, remat=remat), model.params
+
+
+def one_pass(state: AgentState, problem: Problem, episodes: np.ndarray, size: int, optimizer):
+    """(state, mean loss) after a step on each batch of the episodes, in their order."""
+    losses = []
+    for inputs, targets, _ in problem.batches(episodes, size):
+        state, loss = step(state, inputs, targets, optimizer=optimizer, predict=problem.predict)
+        losses.append(loss)
+    return state, float(np.mean(jax.device_get(losses)))
 
 
 def run(config, data: Collected, writer) -> RewardModel:
@@ -292,14 +308,16 @@ __all__ = [
     "claim",
     "fit",
     "head_problem",
-    "init_state",
-    "make_step",
+    "make_problem",
+    "one_pass",
+    "own_copy",
     "predict_all",
     "predict_head",
     "quality",
     "reward_optimizer",
     "run",
     "split_by_task",
+    "step",
     "summary",
     "whole_problem",
 ]

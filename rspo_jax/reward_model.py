@@ -24,7 +24,7 @@ import safetensors.numpy
 
 from rspo_jax import sharding
 from rspo_jax.learner import pad_rows
-from rspo_jax.models import hf, transformer, value
+from rspo_jax.models import hf, init_reward_head, last_of_turn, transformer, turn_reward
 from rspo_jax.models.tokenizer import load_tokenizer
 from rspo_jax.packing import bucket
 from rspo_jax.trajectory import TokenRows
@@ -85,13 +85,13 @@ def turns_of_row(rows: TurnRows) -> int:
 def features(backbone, config, rows: TurnRows, turns: int, remat=False) -> tuple[jax.Array, jax.Array]:
     """(h [N, turns, D], bool[N, turns]: something was sampled in that turn)."""
     hidden = transformer.hidden(backbone, config, rows.tokens, None, remat=remat)
-    return value.last_of_turn(hidden, rows.turn, rows.mask, turns)
+    return last_of_turn(hidden, rows.turn, rows.mask, turns)
 
 
 def rewards(params, config, rows: TurnRows, turns: int, remat=False) -> jax.Array:
     """r f32[N, turns], 0 where nothing was sampled."""
     h, present = features(params["backbone"], config, rows, turns, remat)
-    return jnp.where(present, value.turn_reward(params["head"], h), 0.0)
+    return jnp.where(present, turn_reward(params["head"], h), 0.0)
 
 
 _features = jax.jit(features, static_argnames=("config", "turns"))
@@ -143,7 +143,7 @@ def by_episode(values: np.ndarray, rows: TurnRows, shape: tuple[int, int]) -> np
 
 def new_model(config, params, tokenizer, *, inner: int, seed: int, mesh, info: dict) -> RewardModel:
     """A model that gives every turn 0, on a backbone that is not copied."""
-    head = value.init_reward_head(jax.random.key(seed), config.hidden_size, inner)
+    head = init_reward_head(jax.random.key(seed), config.hidden_size, inner)
     return RewardModel(config, {"backbone": params, "head": sharding.shard_params(head, mesh)}, tokenizer, info)
 
 
