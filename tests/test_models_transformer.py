@@ -104,6 +104,14 @@ def test_prefill_with_a_static_slot_equals_a_traced_one():
     np.testing.assert_allclose(static, traced, atol=1e-6)
 
 
+def test_unstacked_parameters_extend_alike():
+    config = CONFIGS["qwen3"]
+    params, tokens, mask = tiny_params(config), tokens_of((2, 12)), jnp.ones((2, 12), bool)
+    want, _ = extend_in_parts(params, config, tokens, mask, [12])
+    got, _ = extend_in_parts(models.unstack(models.unstack(params)), config, tokens, mask, [12])
+    np.testing.assert_array_equal(got, want)
+
+
 def test_grown_and_repeated_caches_continue_their_rows():
     config = CONFIGS["qwen2"]
     params, tokens, mask = tiny_params(config), tokens_of((2, 16)), jnp.ones((2, 16), bool)

@@ -16,6 +16,7 @@ from rspo_jax.models.transformer import (
     init_cache,
     logits,
     take_cache,
+    unstack,
 )
 from rspo_jax.models.value import init_reward_head, init_value_head, last_of_turn, turn_reward, value
 
@@ -43,5 +44,6 @@ __all__ = [
     "take_cache",
     "token_logprobs",
     "turn_reward",
+    "unstack",
     "value",
 ]

@@ -78,9 +78,11 @@ def _ungrouped(output: jax.Array) -> jax.Array:
 def _attend(query: jax.Array, key_t: jax.Array, value: jax.Array, visible: jax.Array) -> jax.Array:
     """query [N, K, g, C, h], key_t [N, K, h, S], value [N, K, S, h], visible bool[N or 1, C, S] -> [N, K, g, C, h]."""
     n, kv_heads, group, length, head_dim = query.shape
-    rows = query.reshape(n, kv_heads, group * length, head_dim)  # one matrix product per key/value head
-    scores = jnp.matmul(rows, key_t, preferred_element_type=jnp.float32) * head_dim**-0.5
-    scores = scores.reshape(n, kv_heads, group, length, -1)
-    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, _MASKED), axis=-1)
+    rows = (query * head_dim**-0.5).reshape(n, kv_heads, group * length, head_dim)  # one product per key/value head
+    scores = jnp.matmul(rows, key_t, preferred_element_type=jnp.float32).reshape(n, kv_heads, group, length, -1)
+    scores = jnp.where(visible[:, None, None], scores, _MASKED)
+    weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
     weights = weights.astype(value.dtype).reshape(n, kv_heads, group * length, -1)
-    return jnp.matmul(weights, value).reshape(n, kv_heads, group, length, head_dim)
+    output = jnp.matmul(weights, value, preferred_element_type=jnp.float32).reshape(query.shape)
+    return (output / total).astype(value.dtype)  # divides head_dim numbers of a query, not all its keys

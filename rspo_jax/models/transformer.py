@@ -219,6 +219,7 @@ def extend(
     rotation_ = rotation(config.rope, config.head_dim, positions)
     valid = jax.lax.dynamic_update_slice(cache.valid, mask, (0, slot))
     x = _embed(params, config, tokens)
+    layers = unstack(params)["layers"]
     new_k, new_v = [], []
 
     def attend(q, k, v):
@@ -228,11 +229,24 @@ def extend(
         return attention.cached_attention(q, new_k[i], new_v[i], valid, slot)
 
     for i in range(config.num_hidden_layers):  # unrolled: a scan would copy each layer's cache at every call
-        layer = jax.tree.map(operator.itemgetter(i), params["layers"])
-        x = _layer(x, layer, config, tokens.shape, rotation_, attend)
+        x = _layer(x, layers[i], config, tokens.shape, rotation_, attend)
     length = cache.length + jnp.sum(mask, axis=1, dtype=jnp.int32)
     x = _rms_norm(x, params["norm"], config).reshape(*tokens.shape, -1)
     return x, Cache(tuple(new_k), tuple(new_v), valid, length)
+
+
+def unstack(params: Params) -> Params:
+    """The same parameters for `extend` only, with `layers` as a tuple of one dict per layer.
+
+    Inside a decoding loop XLA copies every layer's weights out of the stacked arrays at every step. Call this once per
+    weight update, outside of the loop's jit, where twice the memory for weights is affordable. Done twice it does
+    nothing.
+    """
+    layers = params["layers"]
+    if isinstance(layers, tuple):
+        return params
+    count = layers["input_layernorm"]["scale"].shape[0]
+    return params | {"layers": tuple(jax.tree.map(operator.itemgetter(i), layers) for i in range(count))}
 
 
 def _write(buffer, update, start):
