@@ -224,6 +224,7 @@ def train() -> dict:
 def evaluation() -> dict:
     return dict(
         episodes=256,  # fixed tasks per split, or all of a smaller split
+        repeats=1,  # episodes per task
         splits=("valid",),  # panels, each evaluated on the same tasks every time
         final_splits=(),  # further panels at the first and last evaluation only
     )

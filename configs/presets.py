@@ -47,9 +47,9 @@ def _algorithm(config: ConfigDict, env: str, algo: str) -> None:
 
 
 def _tiny(config: ConfigDict, env: str, algo: str) -> None:
-    """A 0.1M-parameter agent on generated tasks: minutes on two CPU cores."""
+    """A 0.2M-parameter agent on generated tasks: minutes on two CPU cores."""
     config.context.mode, config.context.format = "append", "plain"
-    config.context.max_tokens = 640
+    config.context.max_tokens = 320
     config.decoding.constrain = True
     config.decoding.max_response = 24
     config.decoding.max_free = 12
@@ -58,22 +58,27 @@ def _tiny(config: ConfigDict, env: str, algo: str) -> None:
     config.rspo.collect_tasks = 112 if algo == "ppo" else 14
     config.optim.lr = 1e-3
     config.optim.weight_decay = 0.0
+    config.optim.minibatch_rows = 16
     config.critic.lr = 1e-3
     config.loss.kl_coef = 0.0
-    config.train.steps = 60
-    config.train.eval_every = 20
+    config.train.steps = 90
+    config.train.eval_every = 30
     config.train.checkpoint_every = 30
-    config.sft.lr = 3e-3
-    config.sft.steps = 500
-    if env == "alfworld":
-        config.sft.skill = 0.5
+    config.sft.episodes = 8000
+    config.sft.steps = 1500
+    config.sft.vocab_size = 1500
+    if env == "webshop":
+        config.sft.skill, config.sft.lr = 0.65, 4e-3
+    else:
+        config.sft.skill, config.sft.lr = 0.4, 3e-3
         # Generated rooms are small; official ones need all turns and long rows.
         config.env.max_turns, config.context.max_tokens = (50, 4096) if config.env.data else (20, 320)
 
 
 def _sparse(config: ConfigDict, env: str) -> None:
-    """The tiny run from an agent that almost never succeeds."""
+    """The tiny run from an agent that almost never succeeds, on the harder tasks."""
     config.model.base = "sparse"
+    config.sft.episodes, config.sft.steps = 3000, 150
     if env == "webshop":
         config.env.min_options = 2
         config.sft.skill = 0.1

@@ -11,14 +11,19 @@ from rspo_jax.tasks import panel
 _KEY = 0xE7A1  # evaluation draws from its own key, whatever the training seed or step
 
 
-def evaluate(policy, params, pool, suite, splits: Sequence[str], episodes: int, settings: RolloutSettings):
-    """({metric: value}, {split: episodes}) for each panel; metric names as in metrics.METRICS."""
+def evaluate(
+    policy, params, pool, suite, splits: Sequence[str], episodes: int, settings: RolloutSettings, *, repeats: int = 1
+):
+    """({metric: value}, {split: episodes}) for each panel; metric names as in metrics.METRICS.
+
+    episodes: tasks in a panel, at most all of the split; each is played `repeats` times.
+    """
     metrics: dict[str, float] = {}
     played: dict[str, list[Episode]] = {}
     for split in splits:
         tasks = panel(suite.splits[split], episodes)
         key = jax.random.key(_KEY)
-        played[split] = play(policy, params, pool, tasks, key, 1, settings)
+        played[split] = play(policy, params, pool, tasks, key, repeats, settings)
         metrics |= panel_metrics(split, played[split])
     return metrics, played
 

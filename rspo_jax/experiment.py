@@ -61,7 +61,7 @@ class Experiment:
         build.validate(config)
         self.config, self.workdir = config, pathlib.Path(workdir)
         self.suite = build.make_suite(config)
-        evaluate.check_splits(self.suite, [*config.eval.splits, *config.eval.final_splits], config.eval.episodes)
+        evaluate.check_splits(self.suite, [*config.eval.splits, *config.eval.final_splits])
         resuming = check_same_config(self.workdir, config, MAY_DIFFER)
         self.mesh = build.make_mesh(config)
         self._make_agents(config)

@@ -53,13 +53,15 @@ def eval_mode(config, workdir: pathlib.Path) -> None:
     path = config.model.path or (workdir / "agent" if (workdir / "agent").is_dir() else None)
     suite = build.make_suite(config)
     splits = [*config.eval.splits, *config.eval.final_splits]
-    evaluate.check_splits(suite, splits, config.eval.episodes)
+    evaluate.check_splits(suite, splits)
     with config.unlocked():
         config.model.lora.rank = 0  # a saved agent is whole
     policy, params = build.make_policy(config, build.make_mesh(config), path)
     settings = build.rollout_settings(config, evaluation=True)
     with build.make_pool(config, suite, settings.rows) as pool:
-        values, played = evaluate.evaluate(policy, params, pool, suite, splits, config.eval.episodes, settings)
+        values, played = evaluate.evaluate(
+            policy, params, pool, suite, splits, config.eval.episodes, settings, repeats=config.eval.repeats
+        )
     print(report.summary_table([{"step": 0, "phase": "eval", **values}]))
     with metrics.MetricsWriter(workdir / "eval", resume_lines=0, progress=False) as writer:
         writer.write({"step": 0, "phase": "eval", **values})
