@@ -206,7 +206,14 @@ class Experiment:
         splits = [*config.eval.splits, *(config.eval.final_splits if ends else ())]
         params = self.policy.merged(self.target.params)
         metrics, played = evaluate.evaluate(
-            self.policy, params, self.pool, self.suite, splits, config.eval.episodes, self.eval_settings
+            self.policy,
+            params,
+            self.pool,
+            self.suite,
+            splits,
+            config.eval.episodes,
+            self.eval_settings,
+            repeats=config.eval.repeats,
         )
         progress.evaluated = progress.step
         self.log("eval", metrics)
