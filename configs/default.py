@@ -131,6 +131,7 @@ def optim() -> dict:
     return dict(
         lr=1e-6,  # AdamW learning rate [V]
         warmup=0,  # linear warm-up, in optimizer updates
+        lr_schedule="constant",  # constant | linear | cosine (decays to 0 at the last step) [V: constant]
         weight_decay=0.01,  # [V]
         b1=0.9,  # AdamW first-moment decay
         b2=0.999,  # AdamW second-moment decay

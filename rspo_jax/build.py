@@ -196,6 +196,7 @@ def validate(config: ConfigDict) -> None:
         "process_reward.source": ("env", "click", "model"),
         "collect.outcome": ("success", "score"),
         "reward_model.backbone": ("frozen", "trained"),
+        "optim.lr_schedule": ("constant", "linear", "cosine"),
         "rspo.alpha_schedule": ("constant", "linear", "cosine"),
         "rspo.collect": ("fresh", "reuse"),
         "rspo.source": ("guide", "history", "self_imitation"),

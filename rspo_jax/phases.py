@@ -118,7 +118,7 @@ def stored_slots(config) -> int:
 
 def scheduled_slots(config, step: int) -> int:
     """`stored_slots` under config.rspo.alpha_schedule, in whole groups."""
-    alpha = float(algos.alpha_schedule(config.rspo.alpha_schedule, config.rspo.alpha, step, config.train.steps))
+    alpha = float(algos.decay(config.rspo.alpha_schedule, config.rspo.alpha, step, config.train.steps))
     return round(alpha * config.batch.tasks) * config.batch.group_size
 
 
@@ -260,6 +260,7 @@ def learn(run, name: str, parts: list[Part], lr_scale: float = 1.0, alpha: float
         metrics |= losses
     if values is None or run.progress.step >= config.critic.warmup:
         coefficient = run.progress.kl_coef if config.loss.kl_in == "loss" else 0.0
+        lr_scale *= float(algos.decay(config.optim.lr_schedule, 1.0, run.progress.step, config.train.steps))
         agent, losses = run.learner.update(getattr(run, name), batch, key, kl_coef=coefficient, lr_scale=lr_scale)
         setattr(run, name, agent)
         metrics |= losses

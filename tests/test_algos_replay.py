@@ -104,12 +104,12 @@ def test_baseline_window_drops_the_oldest():
 
 
 def test_alpha_schedules():
-    get = lambda kind: [float(algos.alpha_schedule(kind, 0.2, s, 100)) for s in (0, 50, 75, 100)]  # noqa: E731
+    get = lambda kind: [float(algos.decay(kind, 0.2, s, 100)) for s in (0, 50, 75, 100)]  # noqa: E731
     np.testing.assert_allclose(get("constant"), [0.2] * 4)
     np.testing.assert_allclose(get("linear"), [0.2, 0.1, 0.05, 0], atol=1e-7)
     np.testing.assert_allclose(get("cosine"), [0.2, 0.1, 0.1 * (1 - 0.5**0.5), 0], atol=1e-7)
     with pytest.raises(ValueError, match="one of constant, linear, cosine"):
-        algos.alpha_schedule("step", 0.2, 0, 1)
+        algos.decay("step", 0.2, 0, 1)
 
 
 def test_filled_alpha_shrinks_with_the_empty_slots():

@@ -3,24 +3,25 @@
 import jax
 import jax.numpy as jnp
 
-ALPHA_SCHEDULES = ("constant", "linear", "cosine")
+SCHEDULES = ("constant", "linear", "cosine")
 GUIDE_RESETS = ("always", "until_success", "never")
 
 
-def alpha_schedule(kind: str, alpha, step, total_steps) -> jax.Array:
-    """Share of the off-policy term at update `step` in [0, total_steps]; f32[].
+def decay(kind: str, value, step, total_steps) -> jax.Array:
+    """A quantity at update `step` in [0, total_steps] that starts at `value`; f32[].
 
-    constant: alpha;  linear: alpha (1 - step / total);  cosine: alpha (1 + cos(pi step / total)) / 2.
-    The last two end at 0: the target is trained on its own data alone at the end.
+    constant: value;  linear: value (1 - step / total);  cosine: value (1 + cos(pi step / total)) / 2.
+    The last two end at 0. For the off-policy share alpha (the target is then trained on its own data alone at the end)
+    and for the learning rate.
     """
     progress = jnp.clip(jnp.asarray(step, jnp.float32) / total_steps, 0.0, 1.0)
     if kind == "constant":
-        return jnp.asarray(alpha, jnp.float32)
+        return jnp.asarray(value, jnp.float32)
     if kind == "linear":
-        return alpha * (1.0 - progress)
+        return value * (1.0 - progress)
     if kind == "cosine":
-        return alpha * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
-    raise ValueError(f"alpha_schedule must be one of {', '.join(ALPHA_SCHEDULES)}, got {kind!r}.")
+        return value * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
+    raise ValueError(f"A schedule must be one of {', '.join(SCHEDULES)}, got {kind!r}.")
 
 
 def filled_alpha(alpha, indices) -> jax.Array:
