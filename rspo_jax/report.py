@@ -124,7 +124,7 @@ def panels(rows: Iterable[Mapping]) -> list[Panel]:
 
 
 def summary_table(rows: Sequence[Mapping]) -> str:
-    """Success on the fixed panels as plain text with 95 % intervals: before, after and the change, or one evaluation."""
+    """Success on the fixed panels as plain text with 95 % intervals: before, after and change, or one evaluation."""
     found = panels(rows)
     if not found:
         return "no evaluation on a fixed panel yet"
