@@ -99,8 +99,8 @@ def trace(grammar: ActionGrammar, tokens: Sequence[int], admissible: Sequence[st
 
 
 def to_row(demo: Demonstration, policy: Policy, max_tokens: int) -> Row:
-    """The episode as one append-context row, cut before the turn that does not fit; inadmissible actions are kept as
-    text the model reads but is not trained on."""
+    """The episode as one append-context row, cut before the turn that does not fit; inadmissible actions stay
+    as text that the model reads but is not trained on."""
     row = Row(episode=-1)
     for turn, (prompt, admissible, action) in enumerate(zip(demo.prompts, demo.admissible, demo.actions, strict=True)):
         ids = policy.chat.first(prompt) if turn == 0 else policy.chat.next(prompt)
