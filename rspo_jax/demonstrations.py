@@ -72,7 +72,7 @@ def action_tokens(tokenizer, action: str, admissible: Sequence[str], end_token: 
 
 
 def trace(grammar: ActionGrammar, tokens: Sequence[int], admissible: Sequence[str]):
-    """How the constraint saw each token of an action: (sampled, constraint, allowed) lists, as `sampler.generate` gives.
+    """How the constraint saw each token of an action: lists (sampled, constraint, allowed), as in `Generated`.
 
     Raises ValueError for tokens that the constraint would not have let through.
     """
