@@ -67,7 +67,7 @@ def action_tokens(tokenizer, action: str, admissible: Sequence[str], end_token: 
         if slot and action.startswith(before) and action.endswith(after):
             query = action[len(before) : len(action) - len(after)]
             ids = encode(tokenizer, before) if before else []
-            return [*ids, *continuation(tokenizer, query), *continuation(tokenizer, after), end_token]
+            return [*ids, *continuation(tokenizer, query, before or "a"), *continuation(tokenizer, after), end_token]
     return [*encode(tokenizer, action), end_token]
 
 
