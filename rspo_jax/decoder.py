@@ -92,6 +92,8 @@ class Decoder:
     """
 
     def __init__(self, policy: Policy, params, settings, keys: jax.Array):
+        # Unstacked layers decode faster, and cost a second copy of the weights: on CPU, where models are small.
+        params = transformer.unstack(params) if jax.default_backend() == "cpu" else params
         self.policy, self.params, self.s, self.keys = policy, params, settings, keys
         self._parts = policy.mesh.shape["data"] * policy.mesh.shape["fsdp"]
         self._cache, self._slot = None, 0
