@@ -37,7 +37,7 @@ def build_batch(run, name: str, parts: list[Part], alpha: float) -> tuple[LossBa
     off_N = (actions.episode >= 0) & off_B[actions.episode]
 
     logp_old = old_logprobs(run, name, actions, off_N)
-    logp_ref = run.learner.logprobs(run.reference, actions) if run.uses_reference else logp_old
+    logp_ref = run.learner.logprobs(run.reference, actions, run.shapes[name]) if run.uses_reference else logp_old
     if config.loss.kl_in == "reward":
         joined = penalise_kl(joined, actions, logp_old - logp_ref, run.progress.kl_coef, off_B)
     advantage, values = advantages(run, name, joined, actions, off_B)
@@ -96,12 +96,14 @@ def old_logprobs(run, name: str, actions: ActionBatch, off_N) -> np.ndarray:
     compute it again); stored tokens are always evaluated anew."""
     params = getattr(run, name).params
     if run.config.loss.old_logp == "trainer":
-        return run.learner.logprobs(params, actions)
+        return run.learner.logprobs(params, actions, run.shapes[name])
     rows = np.flatnonzero(off_N)
     if not len(rows):
         return actions.logp
     stored = jax.tree.map(lambda x: x[rows], actions)
-    computed = run.learner.logprobs(params, pad_rows(stored, run.shapes[name].fit("N_off", len(rows))))
+    computed = run.learner.logprobs(
+        params, pad_rows(stored, run.shapes[name].fit("N_off", len(rows))), run.shapes[f"{name}_old"]
+    )
     old = actions.logp.copy()
     old[rows] = computed[: len(rows)]
     return old
@@ -128,7 +130,7 @@ def advantages(run, name: str, joined: Trajectory, actions: ActionBatch, off_B):
     """(advantage f32[N, M], ValueBatch or None). Critics learn from on-policy rows, or from all if there are none."""
     if run.critic is None:
         return np.asarray(algos.turns_to_tokens(run.advantage(joined, None), actions)), None
-    values = run.critic.values(run.critics[name], getattr(run, name).params, actions)
+    values = run.critic.values(run.critics[name], getattr(run, name).params, actions, run.shapes[name])
     if run.config.algo.gae_level == "token":
         estimate = critic.token_estimate(joined, values, actions, run.options)
     else:

@@ -102,7 +102,7 @@ def kl_from_target(run, actions) -> float:
     """KL(B || A) per token, estimated by mean(log pi_B - log pi_A) over tokens that the guide sampled."""
     some = jax.tree.map(lambda x: x[:KL_ROWS], actions)
     some = pad_rows(some, KL_ROWS)
-    difference = some.logp - run.learner.logprobs(run.target.params, some)
+    difference = some.logp - run.learner.logprobs(run.target.params, some, run.shapes["stored"])
     return float(difference[some.action_mask].mean()) if some.action_mask.any() else 0.0
 
 

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rspo_jax import algos, sharding
+from rspo_jax import algos
 from rspo_jax.algos.advantages import whiten_with_unit
-from rspo_jax.learner import Forward, Learner, init_state, pad_rows
-from rspo_jax.models import transformer, value
-from rspo_jax.packing import ActionBatch, bucket
+from rspo_jax.learner import Forward, Learner, Rows, init_state
+from rspo_jax.models import transformer
+from rspo_jax.models.value import init_value_head, value
+from rspo_jax.packing import ActionBatch, Shapes
 from rspo_jax.trajectory import Trajectory, episode_return
 from rspo_jax.update import AgentState, accumulate, apply_gradient, make_optimizer, micro_batches, with_learning_rate
 
@@ -48,34 +49,38 @@ class Critic:
 
     def init(self, policy_params) -> AgentState:
         """A critic that values everything 0, on a copy of the policy's parameters (or on its features)."""
-        params = {"head": value.init_value_head(self.policy.config.hidden_size)}
+        params = {"head": init_value_head(self.policy.config.hidden_size)}
         if not self.config.critic.shared:
             params["backbone"] = jax.tree.map(jnp.copy, policy_params)
         return init_state(self.optimizer, params, self.mesh)
 
-    def values(self, state: AgentState, policy_params, actions: ActionBatch) -> np.ndarray:
+    def values(self, state: AgentState, policy_params, actions: ActionBatch, shapes=None) -> np.ndarray:
         """f32[N, M], in units of reward."""
-        rows = bucket(len(actions.episode), self.learner.row_multiple)
-        placed = sharding.shard_batch(pad_rows(actions, rows), self.mesh)
-        forward, count = self.learner.forward, self.learner.micro_count(rows)
-        out = _values(state.params, policy_params, self.policy.base, placed, forward=forward, count=count)
-        return np.asarray(out)[: len(actions.episode)]
+        out = np.zeros(actions.target.shape, np.float32)
+        for rows, part, count in self.learner.pieces(Rows(actions), shapes):
+            computed = _values(
+                state.params, policy_params, self.policy.base, part.actions, forward=self.learner.forward, count=count
+            )
+            out[rows, : computed.shape[1]] = np.asarray(computed)[: len(rows)]
+        return out
 
-    def update(self, state: AgentState, policy_params, batch: ValueBatch, key) -> tuple[AgentState, dict]:
+    def update(self, state: AgentState, policy_params, batch: ValueBatch, key, shapes=None) -> tuple[AgentState, dict]:
         """config.critic.epochs passes over a batch, in minibatches as the policy's; `state` is donated."""
+        shapes = Shapes() if shapes is None else shapes
         history = []
         for epoch in range(self.config.critic.epochs):
             for part in self.learner.split(batch, jax.random.fold_in(key, epoch)):
+                _, pieces, counts = zip(*self.learner.pieces(part, shapes), strict=True)
                 state, metrics = _step(
                     state,
                     policy_params,
                     self.policy.base,
-                    sharding.shard_batch(part, self.mesh),
+                    pieces,
                     self.config.critic.lr,
                     forward=self.learner.forward,
                     optimizer=self.optimizer,
                     clip=self.config.critic.value_clip or None,
-                    count=self.learner.micro_count(len(part.actions.episode)),
+                    counts=counts,
                 )
                 history.append(metrics)
         return state, {name: sum(m[name] for m in history) / len(history) for name in history[0]}
@@ -91,7 +96,7 @@ def action_values(params, policy_params, base, actions: ActionBatch, forward: Fo
     features = transformer.hidden(forward.attach(source, base), forward.model, actions.tokens, None, remat=remat)
     before = jnp.maximum(actions.position - 1, 0)
     picked = jnp.take_along_axis(features, before[:, :, None], axis=1)
-    return jnp.where(actions.action_mask, value.value(params["head"], picked), 0.0)
+    return jnp.where(actions.action_mask, value(params["head"], picked), 0.0)
 
 
 @partial(jax.jit, static_argnames=("forward", "count"))
@@ -103,20 +108,20 @@ def _values(params, policy_params, base, actions, *, forward, count):
     return jnp.swapaxes(out, 0, 1).reshape(-1, out.shape[-1])
 
 
-@partial(jax.jit, static_argnames=("forward", "optimizer", "clip", "count"), donate_argnames="state")
+@partial(jax.jit, static_argnames=("forward", "optimizer", "clip", "counts"), donate_argnames="state")
 def _step(
     state: AgentState,
     policy_params,
     base,
-    batch: ValueBatch,
+    pieces: tuple[ValueBatch, ...],
     learning_rate,
     *,
     forward: Forward,
     optimizer: optax.GradientTransformation,
     clip: float | None,
-    count: int,
+    counts: tuple[int, ...],
 ):
-    """One optimizer step on a (padded) minibatch: (state, metrics f32[])."""
+    """One optimizer step on the pieces of a minibatch: (state, metrics f32[])."""
 
     def objective(params, micro):
         now = action_values(params, policy_params, base, micro.actions, forward, forward.remat)
@@ -128,9 +133,9 @@ def _step(
             "value_clip_fraction": algos.weighted_sum(clipped.astype(jnp.float32), micro.weight),
         }
 
-    gradient, sums = accumulate(objective, state.params, batch, count, partial(jax.tree.map, jnp.add))
+    gradient, sums = accumulate(objective, state.params, pieces, counts, partial(jax.tree.map, jnp.add))
     state = state.replace(opt_state=with_learning_rate(state.opt_state, learning_rate))
-    return apply_gradient(optimizer, state, gradient), sums | {"value_grad_norm": optax.global_norm(gradient)}
+    return apply_gradient(optimizer, state, gradient), sums | {"value_grad_norm": optax.tree.norm(gradient)}
 
 
 def turn_estimate(trajectory: Trajectory, values, actions: ActionBatch, advantage, options) -> Estimate:

@@ -77,7 +77,7 @@ class Experiment:
 
         self.progress = Progress(phase=first_phase(config), kl_coef=config.loss.kl_coef)
         # One set of sizes for each use: what the guide needs never changes the arrays that the target's sums run over.
-        self.shapes = {name: Shapes() for name in ("target", "guide", "stored")}
+        self.shapes = {name: Shapes() for name in ("target", "target_old", "guide", "guide_old", "stored")}
         self.buffer: Buffer | None = None  # D
         self.recent: list[Trajectory] = []  # the target's last rollouts, where the coming loop reads them
         self.guide_rollouts: list[Trajectory] = []  # the guide's rollouts of this loop, where D is made of them
@@ -135,7 +135,7 @@ class Experiment:
         """Values f32[B, T] of an agent's critic, or None where the algorithm has none."""
         if self.critic is None:
             return None
-        values = self.critic.values(self.critics[name], getattr(self, name).params, actions)
+        values = self.critic.values(self.critics[name], getattr(self, name).params, actions, self.shapes["stored"])
         return turn_values(values, actions, trajectory.reward.shape)
 
     @staticmethod

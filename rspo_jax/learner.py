@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,7 @@ import optax
 from rspo_jax import sharding
 from rspo_jax.decoder import Policy, attach
 from rspo_jax.models.transformer import ModelConfig
-from rspo_jax.packing import ActionBatch, bucket
+from rspo_jax.packing import ActionBatch, Shapes, bucket, cut_rows, groups_by_length
 from rspo_jax.update import (
     AgentState,
     LossBatch,
@@ -75,16 +76,32 @@ class Learner:
         """An agent of its own: no buffer is shared, so that training one can never touch the other."""
         return jax.tree.map(jnp.copy, state)
 
-    def logprobs(self, params, actions: ActionBatch) -> np.ndarray:
+    def logprobs(self, params, actions: ActionBatch, shapes: Shapes | None = None) -> np.ndarray:
         """f32[N, M] of the sampled tokens under `params` (None: the base model of an adapter)."""
-        rows = bucket(len(actions.episode), self.row_multiple)
-        placed = sharding.shard_batch(pad_rows(actions, rows), self.mesh)
-        count = self.micro_count(rows)
-        out = _logprobs(params, self.policy.base, placed, self.free_tokens, forward=self.forward, count=count)
-        return np.asarray(out)[: len(actions.episode)]
+        out = np.zeros(actions.target.shape, np.float32)
+        for rows, part, count in self.pieces(Rows(actions), shapes):
+            computed = _logprobs(
+                params, self.policy.base, part.actions, self.free_tokens, forward=self.forward, count=count
+            )
+            out[rows, : computed.shape[1]] = np.asarray(computed)[: len(rows)]
+        return out
+
+    def pieces(self, batch, shapes: Shapes | None = None) -> list[tuple[np.ndarray, Any, int]]:
+        """[(row indices, those rows on the device, micro-batches)]: a batch in pieces of similar length.
+
+        batch: a pytree with `actions`; shapes: sizes that belong to its kind of batch.
+        """
+        shapes = Shapes() if shapes is None else shapes
+        out = []
+        for name, rows in groups_by_length(batch.actions):
+            width = bucket(len(rows), self.row_multiple)
+            part = pad_rows(cut_rows(batch, rows, name, shapes), width)
+            micro = self.config.optim.micro_rows
+            out.append((rows, sharding.shard_batch(part, self.mesh), width // micro if micro else 1))
+        return out
 
     def split(self, batch, key) -> list:
-        """Minibatches of a batch whose `weight` leaf sums over all of it; each is padded to a size of its own run.
+        """Minibatches of a batch whose `weight` leaf sums over all of it, padded to one number of rows.
 
         Weights are multiplied by the number of minibatches, so that each is a loss of its own scale.
         """
@@ -99,16 +116,25 @@ class Learner:
         return out
 
     def update(
-        self, state: AgentState, batch: LossBatch, key, *, kl_coef: float, lr_scale: float = 1.0
+        self,
+        state: AgentState,
+        batch: LossBatch,
+        key,
+        *,
+        kl_coef: float,
+        lr_scale: float = 1.0,
+        shapes: Shapes | None = None,
     ) -> tuple[AgentState, dict]:
         """All optimizer steps on one batch (epochs x minibatches), and their metrics; `state` is donated."""
+        shapes = Shapes() if shapes is None else shapes
         sums, norms, rate = [], [], self.learning_rate(state) * lr_scale
         for epoch in range(self.config.optim.epochs):
             for part in self.split(batch, jax.random.fold_in(key, epoch)):
+                _, pieces, counts = zip(*self.pieces(part, shapes), strict=True)
                 state, one, norm = _step(
                     state,
                     self.policy.base,
-                    sharding.shard_batch(part, self.mesh),
+                    pieces,
                     self.free_tokens,
                     kl_coef,
                     self.config.loss.entropy_coef,
@@ -116,7 +142,7 @@ class Learner:
                     forward=self.forward,
                     options=self.options,
                     optimizer=self.optimizer,
-                    count=self.micro_count(len(part.off_policy)),
+                    counts=counts,
                 )
                 sums.append(one)
                 norms.append(norm)
@@ -128,10 +154,12 @@ class Learner:
         optim = self.config.optim
         return optim.lr * jnp.minimum(1.0, (state.updates + 1) / max(optim.warmup, 1))
 
-    def micro_count(self, rows: int) -> int:
-        """Micro-batches that a (padded) number of rows is accumulated in."""
-        micro = self.config.optim.micro_rows
-        return rows // micro if micro else 1
+
+@flax.struct.dataclass
+class Rows:
+    """Rows to evaluate, without anything beside them."""
+
+    actions: ActionBatch
 
 
 @partial(jax.jit, static_argnames=("forward", "count"))
@@ -143,11 +171,11 @@ def _logprobs(params, base, actions, free_tokens, *, forward: Forward, count: in
     return jnp.swapaxes(out, 0, 1).reshape(-1, out.shape[-1])
 
 
-@partial(jax.jit, static_argnames=("forward", "options", "optimizer", "count"), donate_argnames="state")
+@partial(jax.jit, static_argnames=("forward", "options", "optimizer", "counts"), donate_argnames="state")
 def _step(
     state: AgentState,
     base: Any,
-    batch: LossBatch,
+    pieces: tuple[LossBatch, ...],
     free_tokens,
     kl_coef,
     entropy_coef,
@@ -156,17 +184,17 @@ def _step(
     forward: Forward,
     options: LossOptions,
     optimizer: optax.GradientTransformation,
-    count: int,
+    counts: tuple[int, ...],
 ):
-    """One optimizer step on a (padded) minibatch: (state, LossSums, gradient norm)."""
+    """One optimizer step on the pieces of a minibatch: (state, LossSums, gradient norm)."""
 
     def objective(params, micro):
         logp, entropy = forward.logprobs(params, base, micro.actions, free_tokens, forward.remat)
         return policy_loss(logp, entropy, micro, options, kl_coef, entropy_coef)
 
-    gradient, sums = accumulate(objective, state.params, batch, count, merge_sums)
+    gradient, sums = accumulate(objective, state.params, pieces, counts, merge_sums)
     state = state.replace(opt_state=with_learning_rate(state.opt_state, learning_rate))
-    return apply_gradient(optimizer, state, gradient), sums, optax.global_norm(gradient)
+    return apply_gradient(optimizer, state, gradient), sums, optax.tree.norm(gradient)
 
 
 def init_state(optimizer: optax.GradientTransformation, params, mesh) -> AgentState:
@@ -189,4 +217,4 @@ def pad_rows(batch, rows: int):
     return jax.tree.map(lambda x: np.pad(np.asarray(x), [(0, rows - len(x))] + [(0, 0)] * (np.ndim(x) - 1)), batch)
 
 
-__all__ = ["Forward", "Learner", "init_state", "minibatches", "pad_rows"]
+__all__ = ["Forward", "Learner", "Rows", "init_state", "minibatches", "pad_rows"]

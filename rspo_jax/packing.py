@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import flax.struct
+import jax
 import numpy as np
 
 from rspo_jax.trajectory import UNCONSTRAINED, TokenRows, Trajectory
 
 Array = np.ndarray
 
+_ROWS_TO_GROUP = 32  # fewer are computed in one piece
 _TURN_ARRAYS = ("reward", "outcome_reward", "dense_reward", "mask", "state", "penalty")
 
 
@@ -24,6 +26,15 @@ class Row:
 
     def __len__(self) -> int:
         return self.length
+
+    @property
+    def tokens(self) -> list[int]:
+        return [i for p in self.pieces for i in p.tokens.tolist()]
+
+    @property
+    def action(self) -> list[bool]:
+        """Which tokens were sampled."""
+        return [x for p in self.pieces for x in (p.tokens < 0 if p.sampled is None else p.sampled).tolist()]
 
     def add_prompt(self, ids: Sequence[int], turn: int) -> None:
         """Appends ids that nobody sampled: prompts, observations, template tokens."""
@@ -162,14 +173,14 @@ def gather_actions(rows: TokenRows, *, multiple: int = 32) -> ActionBatch:
 
 
 class Shapes(dict):
-    """Largest array sizes so far, by axis letter. Batches are padded to them, so that few programs are compiled; they
-    belong to a checkpoint, because the size of a sum can change its last bit."""
+    """Largest array sizes so far, by axis letter, or "letter_use". Batches are padded to them, so that few programs are
+    compiled; they belong to a checkpoint, because the size of a sum can change its last bit."""
 
-    MULTIPLES = {"B": 8, "N": 8, "N_off": 8, "L": 64, "M": 32, "K": 8}
+    MULTIPLES = {"B": 8, "N": 8, "L": 64, "M": 32, "K": 8}
 
     def fit(self, axis: str, size: int) -> int:
         """The size to pad this axis to."""
-        self[axis] = max(self.get(axis, 0), bucket(size, self.MULTIPLES[axis]))
+        self[axis] = max(self.get(axis, 0), bucket(size, self.MULTIPLES[axis[0]]))
         return self[axis]
 
 
@@ -188,6 +199,31 @@ def pad_actions(actions: ActionBatch, shapes: Shapes) -> ActionBatch:
             for name in ("position", "action_mask", "target", "constraint", "turn", "logp")
         },
     )
+
+
+def groups_by_length(actions: ActionBatch) -> list[tuple[str, np.ndarray]]:
+    """[(name, row indices)]: the quarter of the rows that needs most tokens apart from the others, where there are
+    enough. Lengths are skewed, so most rows would otherwise be computed at several times their own length."""
+    N = len(actions.episode)
+    if N < _ROWS_TO_GROUP:
+        return [("whole", np.arange(N))]
+    order = np.argsort(actions.position.max(axis=1), kind="stable")
+    short = N - bucket(N // 4, 8)
+    return [("short", np.sort(order[:short])), ("long", np.sort(order[short:]))]
+
+
+def cut_rows(batch, rows: np.ndarray, name: str, shapes: Shapes):
+    """These rows of a batch (a pytree with `actions`), as long as their sampled tokens need, by the run's sizes.
+
+    What follows a row's last sampled token is not read by any loss.
+    """
+    picked = jax.tree.map(lambda x: np.asarray(x)[rows], batch)
+    actions = picked.actions
+    L = min(shapes.fit(f"L_{name}", int(actions.position.max(initial=0))), actions.tokens.shape[1])
+    M = min(shapes.fit(f"M_{name}", int(actions.action_mask.sum(axis=1).max(initial=0))), actions.target.shape[1])
+    tokens = actions.tokens[:, :L]
+    short = jax.tree.map(lambda x: x[:, :M] if x.ndim > 1 else x, picked)
+    return short.replace(actions=short.actions.replace(tokens=tokens))
 
 
 def pad_episodes(trajectory: Trajectory, episodes: int) -> Trajectory:

@@ -256,12 +256,16 @@ def learn(run, name: str, parts: list[Part], lr_scale: float = 1.0, alpha: float
     batch, values, metrics = build_batch(run, name, parts, alpha)
     if values is not None:
         params = getattr(run, name).params
-        run.critics[name], losses = run.critic.update(run.critics[name], params, values, jax.random.fold_in(key, 1))
+        run.critics[name], losses = run.critic.update(
+            run.critics[name], params, values, jax.random.fold_in(key, 1), run.shapes[name]
+        )
         metrics |= losses
     if values is None or run.progress.step >= config.critic.warmup:
         coefficient = run.progress.kl_coef if config.loss.kl_in == "loss" else 0.0
         lr_scale *= float(algos.decay(config.optim.lr_schedule, 1.0, run.progress.step, config.train.steps))
-        agent, losses = run.learner.update(getattr(run, name), batch, key, kl_coef=coefficient, lr_scale=lr_scale)
+        agent, losses = run.learner.update(
+            getattr(run, name), batch, key, kl_coef=coefficient, lr_scale=lr_scale, shapes=run.shapes[name]
+        )
         setattr(run, name, agent)
         metrics |= losses
     if run.uses_reference:

@@ -91,7 +91,7 @@ def with_learning_rate(opt_state, learning_rate):
 def micro_batches(batch, count: int):
     """Splits the leading axis of every leaf into [count, rows / count]. Rows are dealt out in turn, so that each device
     keeps its own rows."""
-    return jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, count, *x.shape[1:]), 0, 1), batch)
+    return jax.tree.map(lambda x: jnp.swapaxes(x.reshape(len(x) // count, count, *x.shape[1:]), 0, 1), batch)
 
 
 def action_logprobs(params, config, actions: ActionBatch, free_tokens, temperature, *, remat=False, chunk=1024):
@@ -182,19 +182,23 @@ def loss_metrics(steps: Sequence[LossSums]) -> dict[str, jax.Array]:
     return mean | policy | {"sampler_gap": steps[0].sampler_gap}
 
 
-def accumulate(function, params, batch, count: int, merge):
-    """Sums (gradient, sums) of `function(params, micro) -> (loss, sums)` over `count` micro-batches."""
+def accumulate(function, params, pieces: Sequence, counts: Sequence[int], merge):
+    """Sums (gradient, sums) of `function(params, micro) -> (loss, sums)` over pieces of a batch, each in so many
+    micro-batches."""
     gradient_of = jax.grad(function, has_aux=True)
-    micros = micro_batches(batch, count)
-    first = gradient_of(params, jax.tree.map(lambda x: x[0], micros))
-    if count == 1:
-        return first
 
-    def body(carry, micro):
-        gradient, sums = gradient_of(params, micro)
-        return (jax.tree.map(jnp.add, carry[0], gradient), merge(carry[1], sums)), None
+    def join(a, b):
+        return jax.tree.map(jnp.add, a[0], b[0]), merge(a[1], b[1])
 
-    return jax.lax.scan(body, first, jax.tree.map(lambda x: x[1:], micros))[0]
+    def over(batch, count):
+        micros = micro_batches(batch, count)
+        first = gradient_of(params, jax.tree.map(lambda x: x[0], micros))
+        if count == 1:
+            return first
+        rest = jax.tree.map(lambda x: x[1:], micros)
+        return jax.lax.scan(lambda carry, micro: (join(carry, gradient_of(params, micro)), None), first, rest)[0]
+
+    return reduce(join, map(over, pieces, counts))
 
 
 def apply_gradient(optimizer, state: AgentState, gradient) -> AgentState:

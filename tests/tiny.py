@@ -6,15 +6,20 @@ import tempfile
 
 import gymnasium
 import jax
+import numpy as np
+import optax
 
 from configs import default
-from rspo_jax import build, envs, models
+from rspo_jax import algos, build, envs, models, packing, rollout
 from rspo_jax.configuration import set_value
 from rspo_jax.envs.base import TextSpace
 from rspo_jax.envs.pool import EnvPool
 from rspo_jax.learner import Learner
+from rspo_jax.metrics import read_rows
 from rspo_jax.models.hf import save_hf
 from rspo_jax.models.tokenizer import train_tokenizer
+from rspo_jax.train import tick
+from rspo_jax.update import LossBatch
 
 COLOURS = ("red", "blue", "green")
 
@@ -152,11 +157,8 @@ def config(**changes):
     return tree
 
 
-def suite(tree=None):
-    return envs.gym_suite((tree or config()).env.id, num_train=64, num_valid=12)
-
-
 def pool(rows: int = 8, workers: int = 0, env_id: str = "tiny:Buttons-v0") -> EnvPool:
+    """So many environments."""
     return EnvPool(envs.gym_suite(env_id, num_train=4, num_valid=4).make_env, rows, workers)
 
 
@@ -171,3 +173,63 @@ def learner(tree=None) -> Learner:
     tree = tree or config()
     own, _ = policy(tree)
     return Learner(own, tree, build.loss_options(tree), own.mesh)
+
+
+def play(tree, parts=None, tasks: int = 4, group: int = 2, seed: int = 5, rows: int = 8, workers: int = 0):
+    """Episodes of tasks 0, 1, ... under the tree's settings. parts: (Policy, parameters), else those of `policy`."""
+    own, weights = parts or policy(tree)
+    settings = build.rollout_settings(tree)
+    with pool(rows, workers, tree.env.id) as environments:
+        todo = [{"seed": s} for s in range(tasks)]
+        return rollout.play(own, weights, environments, todo, jax.random.key(seed), group, settings)
+
+
+def loss_batch(tree, parts=None, off_policy: int = 3, alpha: float = 0.25, seed: int = 0, tasks: int = 4) -> LossBatch:
+    """A batch of real rows with random advantages; the last `off_policy` rows pass for another policy's."""
+    trajectory = rollout.assemble(play(tree, parts, tasks), None)
+    actions = packing.gather_actions(trajectory.rows)
+    N, M = actions.target.shape
+    off = np.arange(N) >= N - off_policy
+    rng = np.random.default_rng(seed)
+    noise = np.where(actions.action_mask, rng.normal(0, 0.3, (4, N, M)), 0).astype(np.float32)
+    off_B = np.zeros(len(trajectory.success), bool)
+    off_B[actions.episode[off]] = True
+    behaviour = np.where(off[:, None], actions.logp + noise[0], actions.logp)
+    return LossBatch(
+        actions=actions.replace(logp=behaviour),
+        advantage=noise[1] * 3,
+        weight=np.asarray(algos.token_weights(actions, off_B, alpha=alpha)),
+        logp_old=actions.logp,
+        logp_behaviour=behaviour,
+        logp_ref=actions.logp + noise[3],
+        off_policy=off,
+    )
+
+
+def gradient_of(state):
+    """The first moment of AdamW: after one step from fresh, a tenth of the (clipped) gradient."""
+    return jax.device_get(optax.tree_utils.tree_get(state.opt_state, "mu"))
+
+
+def state_of(run, name: str = "target"):
+    """An agent of a run on the host: parameters, optimizer and counter."""
+    return jax.device_get(getattr(run, name))
+
+
+def same(a, b) -> bool:
+    """Whether two trees of arrays are equal bit for bit."""
+    return jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y), a, b))
+
+
+def ticks(run, count: int) -> None:
+    """So many ticks of the loop."""
+    for _ in range(count):
+        tick(run)
+
+
+WALL_TIME = ("seconds", "tokens_per_second", "rollout_seconds", "update_seconds")
+
+
+def rows_of(workdir) -> list[dict]:
+    """The metrics rows without what depends on the clock."""
+    return [{k: v for k, v in row.items() if k not in WALL_TIME} for row in read_rows(workdir)]
