@@ -68,7 +68,7 @@ def _tiny(config: ConfigDict, env: str, algo: str) -> None:
     config.sft.steps = 1500
     config.sft.vocab_size = 1500
     if env == "webshop":
-        config.sft.skill, config.sft.lr = 0.65, 4e-3
+        config.sft.skill, config.sft.lr = 0.6, 4e-3
     else:
         config.sft.skill, config.sft.lr = 0.4, 3e-3
         # Generated rooms are small; official ones need all turns and long rows.
@@ -78,10 +78,10 @@ def _tiny(config: ConfigDict, env: str, algo: str) -> None:
 def _sparse(config: ConfigDict, env: str) -> None:
     """The tiny run from an agent that almost never succeeds, on the harder tasks."""
     config.model.base = "sparse"
-    config.sft.episodes, config.sft.steps = 3000, 150
+    config.sft.episodes, config.sft.steps, config.sft.lr = 3000, 150, 3e-3
     if env == "webshop":
         config.env.min_options = 2
-        config.sft.skill = 0.1
+        config.sft.skill, config.sft.rows = 0.1, 32
     else:
         config.env.task_types = ("clean", "heat", "cool", "pick2")
         config.sft.skill = 0.0
