@@ -1,4 +1,4 @@
-"""Command line: python run.py --config=configs/webshop_gigpo.py[:preset] [--workdir=DIR] [--mode=MODE] [--config.key=value]."""
+"""Command line: run.py --config=FILE[:PRESET] [--workdir=DIR] [--mode=MODE] [--config.KEY=VALUE ...]."""
 
 from absl import app, flags
 from ml_collections import config_flags

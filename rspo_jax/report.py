@@ -134,9 +134,7 @@ def summary_table(rows: Sequence[Mapping]) -> str:
         table += [(panel.name, str(panel.after[1]), _rate(panel.after)) for panel in found]
     else:
         table = [("panel", "episodes", "before", "after", "difference")]
-        table += [
-            (p.name, str(p.after[1]), _rate(p.before), _rate(p.after), _change(p.before, p.after)) for p in found
-        ]
+        table += [(p.name, str(p.after[1]), _rate(p.before), _rate(p.after), _change(p.before, p.after)) for p in found]
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
     lines.insert(1, "  ".join("-" * width for width in widths))

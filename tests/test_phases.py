@@ -11,7 +11,6 @@ from rspo_jax.metrics import describe
 from rspo_jax.packing import concatenate
 from rspo_jax.train import tick
 
-
 MANY = dict(batch__tasks=8, batch__group_size=4)  # enough episodes for both outcomes
 
 
