@@ -23,7 +23,7 @@ def evaluate(
     for split in splits:
         tasks = panel(suite.splits[split], episodes)
         key = jax.random.key(_KEY)
-        played[split] = play(policy, params, pool, tasks, key, repeats, settings)
+        played[split] = play(policy, params, pool, tasks, key, repeats, settings, keep_rows=False)
         metrics |= panel_metrics(split, played[split])
     return metrics, played
 

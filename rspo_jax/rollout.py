@@ -172,12 +172,28 @@ def _play(policy, params, pool: EnvPool, episodes: Sequence[Episode], keys, sett
             players[slot].observe(*result)
 
 
-def play(policy: Policy, params, pool: EnvPool, tasks: Sequence[dict], key, group_size: int, settings) -> list[Episode]:
-    """Plays every task `group_size` times; episodes of a task are neighbours and share `group`."""
+def play(
+    policy: Policy,
+    params,
+    pool: EnvPool,
+    tasks: Sequence[dict],
+    key,
+    group_size: int,
+    settings: RolloutSettings,
+    *,
+    keep_rows: bool = True,
+) -> list[Episode]:
+    """Plays every task `group_size` times; episodes of a task are neighbours and share `group`.
+
+    keep_rows: False forgets the token rows of finished episodes, for long evaluations.
+    """
     episodes = [Episode(task=t, group=g) for g, t in enumerate(tasks) for _ in range(group_size)]
     for first in range(0, len(episodes), settings.rows):
         chunk = episodes[first : first + settings.rows]
         _play(policy, params, pool, chunk, episode_keys(key, first, len(chunk)), settings)
+        if not keep_rows:
+            for episode in chunk:
+                episode.rows.clear()
     return episodes
 
 
