@@ -1,11 +1,13 @@
 """Evaluation: the same tasks and keys every time, whatever else goes on."""
 
+import dataclasses
 import functools
 
 import pytest
 import tiny
 
 from rspo_jax import build, envs, evaluate
+from rspo_jax.tasks import panel
 
 
 @functools.cache
@@ -38,9 +40,14 @@ def test_metrics_are_means_over_the_panel():
     assert total == pytest.approx(sum(e.won for e in episodes))
 
 
-def test_a_split_that_is_not_there_or_too_small_is_named():
+def test_a_split_that_is_not_there_or_empty_is_named():
     suite = envs.gym_suite("tiny:Buttons-v0", num_train=8, num_valid=4)
     with pytest.raises(ValueError, match="'nowhere'; this environment has"):
-        evaluate.check_splits(suite, ["nowhere"], 2)
-    with pytest.raises(ValueError, match="eval.episodes = 5: the split 'valid' has only 4"):
-        evaluate.check_splits(suite, ["valid"], 5)
+        evaluate.check_splits(suite, ["nowhere"])
+    with pytest.raises(ValueError, match="'valid', which has no tasks"):
+        evaluate.check_splits(dataclasses.replace(suite, splits={"valid": ()}), ["valid"])
+
+
+def test_a_panel_is_at_most_its_split():
+    suite = envs.gym_suite("tiny:Buttons-v0", num_train=8, num_valid=4)
+    assert sorted(t["seed"] for t in panel(suite.splits["valid"], 100)) == [t["seed"] for t in suite.splits["valid"]]
