@@ -70,6 +70,12 @@ def shard_params(tree, mesh: Mesh):
     return jax.device_put(tree, tree_shardings(tree, mesh))
 
 
+def gather_fsdp(tree, mesh: Mesh):
+    """A copy of parameters that `fsdp` does not split, for decoding: else every token would gather them anew."""
+    whole = lambda place: NamedSharding(mesh, PartitionSpec(*(n if n != "fsdp" else None for n in place.spec)))  # noqa: E731
+    return jax.device_put(tree, jax.tree.map(whole, tree_shardings(tree, mesh)))
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Splits axis 0 (rows) over data x fsdp; every other axis is whole."""
     return NamedSharding(mesh, PartitionSpec(BATCH))

@@ -1,5 +1,7 @@
 """Sharded and unsharded computations agree. Run as a program, this file measures on eight virtual devices."""
 
+import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -49,6 +51,7 @@ def test_each_device_holds_its_part_only(figures):
     assert parts["lm_head/kernel"] == [16, 24]
     assert parts["norm/scale"] == [32]
     assert figures[str((2, 2, 2))]["moments follow"]
+    assert figures[str((2, 2, 2))]["gathered shape"] == [2, 32, 16]
 
 
 def test_sizes_that_do_not_divide_are_named(figures):
@@ -94,7 +97,8 @@ def measure():
 def measure_mesh(sizes, params, batch, want):
     mesh = sharding.make_mesh(*sizes)
     sharded = sharding.shard_params(params, mesh)
-    got = jax.jit(results)(sharded, sharding.shard_batch(batch, mesh))
+    on_mesh = dataclasses.replace(CONFIG, mesh=mesh)
+    got = jax.jit(functools.partial(results, config=on_mesh))(sharded, sharding.shard_batch(batch, mesh))
     found = {name: difference(got[name], want[name]) for name in want}
     moments = sharding.shard_params(optax.adamw(1e-3).init(params), mesh)[0].mu
     found["moments follow"] = same_places(moments, sharded)
@@ -103,9 +107,12 @@ def measure_mesh(sizes, params, batch, want):
         for path, leaf in jax.tree.leaves_with_path(sharded)
     }
     with tempfile.TemporaryDirectory() as directory:
-        models.save_hf(directory, CONFIG, sharded)
-        loaded = models.load_hf(directory, mesh=mesh)[1]
-    found["saved and loaded equal"] = difference(loaded, params) == 0 and same_places(loaded, sharded)
+        models.save_hf(directory, on_mesh, sharded)
+        loaded_config, loaded = models.load_hf(directory, mesh=mesh)
+    same = difference(loaded, params) == 0 and same_places(loaded, sharded)
+    found["saved and loaded equal"] = same and loaded_config == on_mesh
+    gathered = sharding.gather_fsdp(sharded, mesh)["layers"]["self_attn"]["q_proj"]["kernel"]
+    found["gathered shape"] = gathered.addressable_shards[0].data.shape
     return found
 
 
@@ -113,28 +120,28 @@ def same_places(a, b):
     return all(jax.tree.leaves(jax.tree.map(lambda x, y: x.sharding == y.sharding, a, b)))
 
 
-def results(params, batch):
+def results(params, batch, config=CONFIG):
     return {
-        "logits": models.logits(params, CONFIG, batch["tokens"], batch["mask"]) * batch["mask"][..., None],
-        "gradient": jax.grad(loss)(params, batch),
-        "masked gradient": jax.grad(loss)(params, batch, mask=batch["mask"].reshape(-1)),
-        "cached states": cached_states(params, batch),
+        "logits": models.logits(params, config, batch["tokens"], batch["mask"]) * batch["mask"][..., None],
+        "gradient": jax.grad(loss)(params, batch, config),
+        "masked gradient": jax.grad(loss)(params, batch, config, mask=batch["mask"].reshape(-1)),
+        "cached states": cached_states(params, batch, config),
     }
 
 
-def loss(params, batch, mask=None):
-    states = models.hidden(params, CONFIG, batch["tokens"], batch["mask"])
+def loss(params, batch, config, mask=None):
+    states = models.hidden(params, config, batch["tokens"], batch["mask"])
     flat = states.reshape(-1, states.shape[-1])
     logp, entropy = models.token_logprobs(
-        flat, models.head(params, CONFIG), batch["tokens"].reshape(-1), chunk=16, mask=mask
+        flat, models.head(params, config), batch["tokens"].reshape(-1), chunk=16, mask=mask
     )
     return jnp.sum((logp + 0.1 * entropy) * batch["mask"].reshape(-1)) / jnp.sum(batch["mask"])
 
 
-def cached_states(params, batch):
+def cached_states(params, batch, config):
     cache = models.init_cache(CONFIG, 8, 16)
-    first, cache = models.extend(params, CONFIG, cache, batch["tokens"][:, :6], batch["mask"][:, :6], 0)
-    second, _ = models.extend(params, CONFIG, cache, batch["tokens"][:, 6:], batch["mask"][:, 6:], jnp.int32(6))
+    first, cache = models.extend(params, config, cache, batch["tokens"][:, :6], batch["mask"][:, :6], 0)
+    second, _ = models.extend(params, config, cache, batch["tokens"][:, 6:], batch["mask"][:, 6:], jnp.int32(6))
     return jnp.concatenate([first, second], axis=1) * batch["mask"][..., None]
 
 

@@ -4,6 +4,7 @@ Reading is lazy: each stacked parameter is assembled from its layers' tensors, s
 that neither the host nor the devices ever hold the model twice.
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -37,8 +38,8 @@ def load_hf(
     """Config and parameters of a Qwen2, Qwen3, Llama, Mistral or Gemma model.
 
     dtype: None keeps each parameter as stored. mesh: parameters are placed by `sharding.RULES`, each device reading
-    only its part. max_length: longest row to be used, for models with a sliding window. Raises FileNotFoundError or
-    ValueError, in one sentence, for anything missing, malformed or not implemented.
+    only its part, and the config names the mesh. max_length: longest row to be used, for models with a sliding window.
+    Raises FileNotFoundError or ValueError, in one sentence, for anything missing, malformed or not implemented.
     """
     directory = pathlib.Path(directory)
     config = read_config(directory, max_length=max_length)
@@ -50,6 +51,8 @@ def load_hf(
     else:
         places = {path: sharding.named_sharding(path, leaf.shape, mesh) for path, leaf in shapes.items()}
     flat = {path: _load(tensors, path, leaf.shape, config, dtype, places[path]) for path, leaf in shapes.items()}
+    if mesh is not None and mesh.size > 1:
+        config = dataclasses.replace(config, mesh=mesh)
     return config, flax.traverse_util.unflatten_dict(flat, sep="/")
 
 

@@ -4,6 +4,7 @@ transformers 5 writes the rotation as `rope_parameters`, older files `rope_theta
 A field that would change the model's function and is not implemented is an error, never ignored.
 """
 
+import dataclasses
 import json
 import pathlib
 
@@ -101,7 +102,7 @@ def config_fields(config: ModelConfig, dtype: str) -> dict:
     """The config.json object of `config` with parameters of `dtype` ("float32", "bfloat16"); unknown keys are kept."""
     fields = json.loads(config.source) if config.source else {}
     # A file that still describes this model is written back in its own dialect, old or new.
-    if not fields or parse_config(fields, max_length=1) != config:
+    if not fields or parse_config(fields, max_length=1) != dataclasses.replace(config, mesh=None):
         for key in ("rope_scaling", "rope_theta", "layer_types"):
             fields.pop(key, None)
         fields |= _own_fields(config)

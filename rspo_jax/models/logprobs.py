@@ -36,9 +36,10 @@ def token_logprobs(
         allowed[m] i32[K] (-1 pads, ids distinct)      where it is LISTED.
 
     A target outside its support has a log-probability of about -1e30. mask bool[M]: rows that are False give (0, 0).
-    Rows are computed `chunk` at a time, and again in the backward pass, so memory is chunk x V. With a mask or a
-    constraint, rows are first sorted by what they need: masked ones are skipped, listed ones read a few columns of the
-    head. Sorting moves rows between devices, so on a mesh give a mask only where most rows are masked.
+    Rows are computed `chunk` at a time, and again in the backward pass, so memory is chunk x V; on a mesh the rows of
+    all devices count. With a mask or a constraint, rows are first sorted by what they need: masked ones are skipped,
+    listed ones read a few columns of the head. Sorting moves rows between devices, so on a mesh give a mask only where
+    most rows are masked.
     """
     chex.assert_rank([hidden, head, targets], [2, 2, 1])
     chex.assert_equal_shape_prefix([x for x in (hidden, targets, constraint, allowed, mask) if x is not None], 1)

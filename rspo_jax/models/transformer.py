@@ -18,9 +18,11 @@ from typing import NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from rspo_jax.models import attention
 from rspo_jax.models.rope import RopeConfig, rotate, rotation
+from rspo_jax.sharding import batch_sharding
 
 Params = dict
 
@@ -34,7 +36,9 @@ class ModelConfig:
 
     qkv_bias: biases on the query, key and value projections (Qwen2). qk_norm: RMSNorm on each query and key head
     (Qwen3). norm_offset: a stored norm scale s acts as s + norm_offset, and embed_scale multiplies the embeddings by
-    sqrt(D) (Gemma). source: the config.json this was read from, written back on export; it takes no part in equality.
+    sqrt(D) (Gemma). mesh: devices that the rows of activations are split over; without it, where parameters are split
+    by `fsdp`, XLA splits the width of activations and computes all rows everywhere. source: the config.json this was
+    read from, written back on export; it takes no part in equality.
     """
 
     vocab_size: int
@@ -54,6 +58,7 @@ class ModelConfig:
     qk_norm: bool = False
     norm_offset: float = 0.0
     embed_scale: bool = False
+    mesh: jax.sharding.Mesh | None = None
     source: str = dataclasses.field(default="", compare=False, repr=False)
 
     def __post_init__(self):
@@ -167,7 +172,11 @@ def logits(params: Params, config: ModelConfig, tokens: jax.Array, mask: jax.Arr
 
 def head(params: Params, config: ModelConfig) -> jax.Array:
     """Output kernel [D, V]: the transposed embedding where the two are tied."""
-    return params["embed_tokens"].T if config.tie_word_embeddings else params["lm_head"]["kernel"]
+    kernel = params["embed_tokens"].T if config.tie_word_embeddings else params["lm_head"]["kernel"]
+    if config.mesh is None:
+        return kernel
+    # Gathered over fsdp once here, so that a loop over chunks of rows does not sum partial logits in each chunk.
+    return jax.lax.with_sharding_constraint(kernel, NamedSharding(config.mesh, PartitionSpec(None, "tensor")))
 
 
 def init_cache(config: ModelConfig, batch: int, slots: int, dtype=jnp.float32) -> Cache:
@@ -256,7 +265,12 @@ def _write(buffer, update, start):
 def _embed(params, config, tokens):
     """Embeddings, flat: [N * L, D] (matrix products on two axes are the fast ones)."""
     x = jnp.take(params["embed_tokens"], tokens.reshape(-1), axis=0)
-    return x * jnp.asarray(config.hidden_size**0.5, x.dtype) if config.embed_scale else x
+    x = x * jnp.asarray(config.hidden_size**0.5, x.dtype) if config.embed_scale else x
+    return _split_rows(x, config)
+
+
+def _split_rows(x, config):
+    return x if config.mesh is None else jax.lax.with_sharding_constraint(x, batch_sharding(config.mesh))
 
 
 def _layer(x, layer, config, shape, rotation_, attend):
@@ -271,7 +285,7 @@ def _layer(x, layer, config, shape, rotation_, attend):
     attended = attend(rotate(q, *rotation_), rotate(k, *rotation_), v)
     x = x + _linear(attended.reshape(x.shape[0], -1), weights["o_proj"])
     normed = _rms_norm(x, layer["post_attention_layernorm"], config)
-    return x + _mlp(normed, layer["mlp"], config)
+    return _split_rows(x + _mlp(normed, layer["mlp"], config), config)
 
 
 def _mlp(x, weights, config):
