@@ -10,7 +10,7 @@ from rspo_jax.batch import Part, build_batch
 from rspo_jax.experiment import Experiment
 from rspo_jax.train import tick
 
-PPO = dict(algo__name="ppo", algo__gamma=1.0, rspo__k=1, rspo__alpha=0.25, batch__tasks=8, batch__group_size=1)
+PPO = dict(algo__name="ppo", algo__gamma=1.0, rspo__k=1, rspo__alpha=0.25, batch__tasks=32, batch__group_size=1)
 
 
 @pytest.fixture(scope="module", params=["turn", "token"])
@@ -22,7 +22,7 @@ def run(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trajectory(run):
-    return phases.sample(run, "target", 8, "outcome")[0]
+    return phases.sample(run, "target", 32, "outcome")[0]
 
 
 def test_the_value_loss_falls_and_values_explain_returns(run, trajectory):

@@ -36,8 +36,7 @@ def test_an_agent_learns(tmp_path):
             batch__tasks=8,
             batch__group_size=4,
             rspo__alpha=0.25,
-            train__steps=16,
-            optim__lr=2e-2,
+            train__steps=14,
             eval__episodes=12,
         )
         path = tmp_path / str(enabled)

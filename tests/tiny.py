@@ -30,9 +30,9 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 class Buttons(gymnasium.Env):
-    """Press the button of the task's colour, then open the door. `look` shows another page and helps nothing.
+    """Press the button of the task's colour, then open the door, in three turns at most. The seed is the task.
 
-    Three turns at most; a wrong button ends the episode. The seed is the task.
+    A wrong button does nothing; `look` shows another page and helps nothing either.
     """
 
     observation_space = action_space = TextSpace()
@@ -44,16 +44,10 @@ class Buttons(gymnasium.Env):
 
     def step(self, action):
         self.turns += 1
-        won, over = False, False
-        if action == "look":
-            self.looks += 1
-        elif self.pressed:
-            won = over = action == "open"
-        elif action == self.goal:
-            self.pressed = True
-        else:
-            over = action in COLOURS
-        return self._page(), 10.0 * won, over, self.turns >= 3, self._info(won)
+        won = self.pressed and action == "open"
+        self.pressed |= action == self.goal
+        self.looks += action == "look"
+        return self._page(), 10.0 * won, won, self.turns >= 3, self._info(won)
 
     def _page(self):
         return ("door" if self.pressed else "buttons") + " again" * (self.looks % 2)
