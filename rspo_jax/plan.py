@@ -20,7 +20,7 @@ from absl import app, flags
 from jax.sharding import AbstractMesh, AxisType
 from ml_collections import ConfigDict, config_flags
 
-from rspo_jax import build, configuration, sharding
+from rspo_jax import build, configuration, packing, sharding
 from rspo_jax.configuration import require
 from rspo_jax.models import attention, logprobs, lora, transformer
 from rspo_jax.models.hf_config import read_config
@@ -158,10 +158,10 @@ def _sampling(config, model, mesh, trained, base) -> dict[str, float]:
         "key/value cache, while it is copied": second * tree_bytes(cache) / mesh.shape["tensor"],
         "logits and their probabilities": 4.0 * 4 * rows * model.vocab_size,
         "prefill of one chunk": _layer_bytes(_split(model, mesh), rows, min(PREFILL_CHUNK, length), dtype, length),
-        "weights of a layer, gathered": _gathered_layer(model, mesh, dtype),
     }
-    if base is not None or dtype != jnp.float32:
-        parts[f"weights to sample with ({dtype})"] = sharded_bytes(_cast(whole, dtype), mesh)
+    if base is not None or dtype != jnp.float32 or mesh.shape["fsdp"] > 1:
+        # Merged, converted, and whole: else every token would gather what fsdp splits.
+        parts[f"weights to sample with ({dtype})"] = tree_bytes(_cast(whole, dtype)) / mesh.shape["tensor"]
     return parts
 
 
@@ -169,7 +169,8 @@ def _updating(config, model, mesh, trained, base, fused) -> dict[str, float]:
     dtype = jnp.dtype(config.model.dtype)
     rows, micro, length, sampled = batch_sizes(config, _parts(mesh))
     local = _split(model, mesh)
-    copies = 1 if rows == micro else 2  # the sum so far, and that of the current micro-batch
+    # The sum so far, that of the current micro-batch, and that of the long rows, which are computed apart.
+    copies = 1 + (rows > micro) + (rows * _parts(mesh) >= packing._ROWS_TO_GROUP)
     kept = partial(kept_bytes, length=length, dtype=dtype, fused=fused)
     parts = {
         "gradients": copies * sharded_bytes(trained, mesh),

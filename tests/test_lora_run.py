@@ -17,7 +17,9 @@ RANK, ALPHA = 4, 16.0
 
 
 def config(**changes):
-    return tiny.config(model__lora__rank=RANK, model__lora__alpha=ALPHA, loss__kl_coef=0.05, rspo__k=1, **changes)
+    """Enough episodes for some progress, and a target that is paid for it: every update then has a gradient."""
+    small = {"batch__tasks": 8, "batch__group_size": 4, "reward": "dense", "loss__kl_coef": 0.05, "rspo__k": 1}
+    return tiny.config(model__lora__rank=RANK, model__lora__alpha=ALPHA, **small | changes)
 
 
 def host(tree):
@@ -139,7 +141,7 @@ def test_in_bfloat16_only_the_base_is_rounded(tmp_path):
 
 
 def test_a_critic_under_adapters_is_an_adapter_and_a_head(tmp_path):
-    tree = config(algo__name="ppo", batch__tasks=8, batch__group_size=1)
+    tree = config(algo__name="ppo", batch__tasks=32, batch__group_size=1)
     with Experiment(tree, tmp_path) as run:
         critic = run.critics["target"].params
         assert set(critic) == {"head", "backbone"}

@@ -76,7 +76,7 @@ def lower_update(tree, model, parts: int = 1, place=lambda tree: tree, place_bat
     return learner._step.lower(
         place(state),
         None if base is None else place(base),
-        place_batch(batch_shapes(tree, parts)),
+        (place_batch(batch_shapes(tree, parts)),),
         None,
         0.01,
         0.0,
@@ -84,7 +84,7 @@ def lower_update(tree, model, parts: int = 1, place=lambda tree: tree, place_bat
         forward=Forward(model, tree.model.dtype, tree.model.lora.alpha, 1.0, tree.model.remat),
         options=build.loss_options(tree),
         optimizer=make_optimizer(tree.optim),
-        count=-(-rows // micro),
+        counts=(-(-rows // micro),),
     )
 
 
@@ -114,7 +114,7 @@ def test_what_is_held_is_what_the_arrays_weigh():
     assert held["target A: optimizer moments"] == held["guide B: optimizer moments"] == weight(state.opt_state)
     assert held["critic of A: parameters"] == weight(state.params) + 4 * (SMALL.hidden_size + 1)
     assert held["reference model (float32)"] == weight(state.params)
-    assert sum(held.values()) == pytest.approx(9 * weight(state.params) + 8 * 3 * 4 * 65 / 2, rel=1e-2)
+    assert sum(held.values()) == pytest.approx(13 * weight(state.params), rel=1e-2), "A, B, two critics: 3 each"
 
 
 def weight(tree) -> int:
@@ -173,13 +173,9 @@ def test_more_devices_for_the_parameters_or_fewer_rows_never_need_more(fsdp, row
     )
     less = {"mesh.fsdp": min(8, 2 * fsdp), "optim.micro_rows": max(8, rows // 2), "decoding.rows": 32}
     before, after = plan.plan(tree, SMALL, 8), plan.plan(changed(tree, {key: less[key]}), SMALL, 8)
-    # Gathering what fsdp splits takes two layers and the embedding, at most.
-    slack = (
-        plan._gathered_layer(SMALL, plan.abstract_mesh(short(mesh__fsdp=8), 8), jnp.float32)
-        if key == "mesh.fsdp"
-        else 0
-    )
-    assert after.peak <= before.peak + slack
+    # What fsdp splits is gathered where it is used: at most the whole model, to sample with.
+    gathered = 4 * plan.parameter_count(SMALL) if key == "mesh.fsdp" and fsdp == 1 else 0
+    assert after.peak <= before.peak + gathered
 
 
 def changed(tree, changes):
@@ -291,8 +287,9 @@ def test_a_step_keeps_every_array_where_it_was_and_splits_the_batch(lowered):
 
 def measure(env: str, size: str) -> None:
     """Facts about the programs of a paper preset on this process's devices, as JSON on stdout."""
-    tree, model = config(env, size=size), plan.PUBLISHED[f"paper-{size}"]
+    tree = config(env, size=size)
     mesh = build.make_mesh(tree)
+    model = replace(plan.PUBLISHED[f"paper-{size}"], mesh=mesh)
     update = lower_update(tree, model, *placing(mesh))
     state, _ = agent_shapes(tree, model)
     found = {"update": facts(update) | {"state kept": same_shapes(update.out_info[0], state)}}

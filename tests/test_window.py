@@ -53,8 +53,8 @@ def suite(kind: str):
 @functools.cache
 def agent_directory(kind: str) -> str:
     """A random agent whose tokenizer has read the format's own words and two pages."""
-    env = {"webshop": build.webshop.generated_suite, "alfworld": build.alfworld.generated_suite}[kind](0).make_env()
-    obs, info = env.reset(seed=0)
+    generated = {"webshop": build.webshop, "alfworld": build.alfworld}[kind].generated_suite(0)
+    obs, info = generated.make_env().reset(**generated.splits["train"][0])
     text = prompts.get("verl", kind)
     read = [text.window(obs, info, info["task"], [], 0), text.window(obs, info, info["task"], [(obs, "look")] * 2, 2)]
     tokenizer = train_tokenizer(read, ["<think>", "</think>", "<action>", "</action>", "search", "click", "look"], 800)
