@@ -158,7 +158,7 @@ def save_reward_model(directory: str | os.PathLike, model: RewardModel) -> None:
     if not writes:
         return
     head = flax.traverse_util.flatten_dict(jax.device_get(model.params["head"]), sep=".")
-    safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in head.items()}, directory / _HEAD)
+    safetensors.numpy.save_file({k: np.array(v, order="C") for k, v in head.items()}, directory / _HEAD)
     temporary = directory / (_INFO + ".tmp")
     temporary.write_text(json.dumps(model.info, indent=2, sort_keys=True) + "\n")
     os.replace(temporary, directory / _INFO)
