@@ -175,7 +175,7 @@ def test_noise_has_the_configured_size_on_the_turns_of_dense_rewards_only(std, s
 @pytest.mark.parametrize("mode", ["append", "window"])
 def test_collected_fitted_and_used_by_a_run_that_resumes_its_refitted_head(tmp_path, mode):
     made = tmp_path / "made"
-    settings = {"context__mode": mode, "collect__episodes": 64, "reward_model__epochs": 15, "rspo__alpha": 0.5}
+    settings = {"context__mode": mode, "collect__episodes": 256, "reward_model__epochs": 15, "rspo__alpha": 0.5}
     tree = config(**settings)
     main.collect_mode(tree, made)
     main.reward_model_mode(tree, made)
