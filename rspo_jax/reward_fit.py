@@ -230,9 +230,11 @@ def summary(held_out: dict) -> str:
     correlation, area = (
         "undefined" if held_out[name] is None else f"{held_out[name]:.3f}" for name in ("correlation", "auc")
     )
+    useless = held_out["error"] >= held_out["constant_error"]
     return (
         f"held out {held_out['episodes']} episodes, epoch {held_out['epoch']}: mean squared error "
         f"{held_out['error']:.4f} (a constant: {held_out['constant_error']:.4f}), correlation {correlation}, AUC {area}"
+        + ("; no better than a constant: collect more episodes" if useless else "")
     )
 
 
