@@ -80,7 +80,7 @@ def _sparse(config: ConfigDict, env: str) -> None:
     config.model.base = "sparse"
     config.sft.episodes, config.sft.steps, config.sft.lr = 3000, 150, 3e-3
     if env == "webshop":
-        config.env.min_options = 2
+        config.env.min_options = 1
         config.sft.skill, config.sft.rows = 0.1, 32
     else:
         config.env.task_types = ("clean", "heat", "cool", "pick2")
