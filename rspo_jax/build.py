@@ -233,8 +233,13 @@ def validate(config: ConfigDict) -> None:
         "reward_model.batch": 1,
         "reward_model.rows": 1,
         "reward_model.inner": 1,
+        "algo.dynamic_sampling": 0,
+        "loss.kl_horizon": 1,
+        "critic.warmup": 0,
+        "critic.epochs": 1,
         "rspo.k": 1,
         "rspo.collect_tasks": 1,
+        "rspo.history": 0,
         "train.steps": 1,
         "train.eval_every": 0,
         "train.checkpoint_every": 1,
@@ -260,6 +265,30 @@ def validate(config: ConfigDict) -> None:
     )
     require(
         not config.loss.dual_clip or config.loss.dual_clip > 1, "loss.dual_clip", config.loss.dual_clip, "0 or above 1"
+    )
+    _check_variants(config)
+
+
+def _check_variants(config: ConfigDict) -> None:
+    """Options of the algorithm that need others."""
+    loss, rspo, rounds = config.loss, config.rspo, config.algo.dynamic_sampling
+    require(
+        loss.kl_target <= 0 or loss.kl_coef > 0,
+        "loss.kl_coef",
+        loss.kl_coef,
+        "loss.kl_target multiplies it step by step; start above 0",
+    )
+    require(
+        not rounds or config.batch.group_size > 1,
+        "algo.dynamic_sampling",
+        rounds,
+        "one episode never varies; needs batch.group_size of at least 2",
+    )
+    require(
+        rspo.guide_data == "sampled" or (rspo.source == "guide" and rspo.collect == "fresh"),
+        "rspo.guide_data",
+        rspo.guide_data,
+        "a guide without rollouts of its own must collect: needs rspo.source = guide and rspo.collect = fresh",
     )
 
 

@@ -71,6 +71,14 @@ def attach(params, base, lora_alpha: float, dtype: str, *, merge: bool = False):
     return (lora.merge if merge else lora.attach)(base, params, alpha=lora_alpha)
 
 
+def for_decoding(policy: Policy, params):
+    """Parameters as decoding reads them fastest, made once for a rollout."""
+    if policy.mesh.shape["fsdp"] > 1:
+        params = sharding.gather_fsdp(params, policy.mesh)
+    # Unstacked layers decode faster, and cost a second copy of the weights: on CPU, where models are small.
+    return transformer.unstack(params) if jax.default_backend() == "cpu" else params
+
+
 @dataclass(frozen=True)
 class Response:
     """One sampled response; `unfed` are its last ids, which the cache has not seen yet. Arrays of its length."""
@@ -88,12 +96,10 @@ class Decoder:
 
     In append context a prompt is what is new since the row's last response, and the cache grows; in window context each
     turn starts from an empty cache. Rows that are no longer asked leave the batch when half of it is idle. Sizes are
-    powers of two (times what the mesh splits), so that few programs are compiled.
+    powers of two (times what the mesh splits), so that few programs are compiled. params: see `for_decoding`.
     """
 
     def __init__(self, policy: Policy, params, settings, keys: jax.Array):
-        # Unstacked layers decode faster, and cost a second copy of the weights: on CPU, where models are small.
-        params = transformer.unstack(params) if jax.default_backend() == "cpu" else params
         self.policy, self.params, self.s, self.keys = policy, params, settings, keys
         self._parts = policy.mesh.shape["data"] * policy.mesh.shape["fsdp"]
         self._cache, self._slot = None, 0
@@ -234,4 +240,4 @@ def _chunk(ids: Sequence[Sequence[int]]) -> int:
     return 16 if longest <= 64 else 64 if longest <= 512 else 256
 
 
-__all__ = ["Decoder", "Policy", "Response", "attach"]
+__all__ = ["Decoder", "Policy", "Response", "attach", "for_decoding"]

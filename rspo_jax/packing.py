@@ -12,7 +12,7 @@ from rspo_jax.trajectory import UNCONSTRAINED, TokenRows, Trajectory
 
 Array = np.ndarray
 
-_ROWS_TO_GROUP = 32  # fewer are computed in one piece
+_ROWS_TO_GROUP = 16  # fewer are computed in one piece
 _TURN_ARRAYS = ("reward", "outcome_reward", "dense_reward", "mask", "state", "penalty")
 
 

@@ -59,7 +59,7 @@ def collect(run) -> dict:
             stored = [trajectory]
     run.buffer, filled = buffer.fill(run, stored, run.key(SELECT), stored_slots(config))
     progress.buffer_successes = filled["buffer_successes"]
-    if stored:
+    if stored and config.process_reward.refit:
         joined = concatenate(stored)
         filled |= run.scorer.refit(joined, joined.success.astype(np.float32))
     return metrics | filled

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from rspo_jax import algos
-from rspo_jax.decoder import Decoder, Policy, Response
+from rspo_jax.decoder import Decoder, Policy, Response, for_decoding
 from rspo_jax.envs.pool import EnvPool
 from rspo_jax.envs.prompts import PromptFormat
 from rspo_jax.packing import Row, pack_rows
@@ -188,6 +188,7 @@ def play(
     keep_rows: False forgets the token rows of finished episodes, for long evaluations.
     """
     episodes = [Episode(task=t, group=g) for g, t in enumerate(tasks) for _ in range(group_size)]
+    params = for_decoding(policy, params)
     for first in range(0, len(episodes), settings.rows):
         chunk = episodes[first : first + settings.rows]
         _play(policy, params, pool, chunk, episode_keys(key, first, len(chunk)), settings)

@@ -101,6 +101,7 @@ def action_logprobs(params, config, actions: ActionBatch, free_tokens, temperatu
     before = jnp.maximum(actions.position - 1, 0)
     picked = jnp.take_along_axis(features, before[:, :, None], axis=1).reshape(N * M, -1)
     constrained = free_tokens is not None
+    split = config.mesh is not None and config.mesh.size > 1  # leaving padding out would move rows between devices
     logp, entropy = logprobs.token_logprobs(
         picked,
         transformer.head(params, config),
@@ -109,7 +110,7 @@ def action_logprobs(params, config, actions: ActionBatch, free_tokens, temperatu
         constraint=actions.constraint.reshape(-1) if constrained else None,
         allowed=actions.allowed.reshape(N * M, -1) if constrained else None,
         free_tokens=free_tokens,
-        mask=actions.action_mask.reshape(-1),
+        mask=None if split else actions.action_mask.reshape(-1),
         chunk=chunk,
     )
     mask = actions.action_mask

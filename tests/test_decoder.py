@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from rspo_jax.decoder import Decoder, attach
+from rspo_jax.decoder import Decoder, attach, for_decoding
 from rspo_jax.rollout import episode_keys
 
 ACTIONS = [*tiny.COLOURS, "look", "open"]
@@ -22,7 +22,7 @@ def parts(constrain: bool = True):
 def decoder(rows: int, first: int = 0, context: str = "append", constrain: bool = True, max_response: int = 6):
     policy, params = parts(constrain)
     settings = types.SimpleNamespace(context=context, max_response=max_response, temperature=1.0, greedy=False)
-    return Decoder(policy, params, settings, episode_keys(jax.random.key(3), first, rows))
+    return Decoder(policy, for_decoding(policy, params), settings, episode_keys(jax.random.key(3), first, rows))
 
 
 def said(responses):

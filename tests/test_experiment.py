@@ -156,3 +156,17 @@ def test_a_guide_of_its_own_tasks_and_keys_never_moves_the_targets(tmp_path):
         guide = run.key(0)
         run.progress.tick += 1
         assert not np.array_equal(jax.random.key_data(guide), jax.random.key_data(run.key(0)))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(loss__kl_target=0.1), "loss.kl_coef = 0.0: loss.kl_target multiplies it"),
+        (dict(algo__dynamic_sampling=2, batch__group_size=1), "algo.dynamic_sampling = 2: .* batch.group_size"),
+        (dict(rspo__guide_data="recycled", rspo__collect="reuse"), "rspo.guide_data = 'recycled': .* rspo.collect"),
+        (dict(rspo__source="self_imitate"), "rspo.source = .self_imitate.: did you mean self_imitation"),
+    ],
+)
+def test_options_that_need_others_say_so(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        Experiment(tiny.config(**changes), tmp_path)

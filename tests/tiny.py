@@ -1,5 +1,6 @@
 """A whole agent small enough for tests, and a text environment that it can learn: nothing is read from disk."""
 
+import dataclasses
 import functools
 import pathlib
 import tempfile
@@ -160,7 +161,9 @@ def policy(tree=None, seed: int = 0):
     """(Policy, parameters)."""
     tree = tree or config()
     weights = jax.tree.map(lambda x: x.astype(tree.model.dtype), params(seed))
-    return build.assemble_policy(tree, build.make_mesh(tree), model_config(), tokenizer(), weights)
+    mesh = build.make_mesh(tree)
+    model = dataclasses.replace(model_config(), mesh=mesh if mesh.size > 1 else None)  # as load_hf has it
+    return build.assemble_policy(tree, mesh, model, tokenizer(), weights)
 
 
 def learner(tree=None) -> Learner:
