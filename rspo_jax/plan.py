@@ -159,9 +159,10 @@ def _sampling(config, model, mesh, trained, base) -> dict[str, float]:
         "logits and their probabilities": 4.0 * 4 * rows * model.vocab_size,
         "prefill of one chunk": _layer_bytes(_split(model, mesh), rows, min(PREFILL_CHUNK, length), dtype, length),
     }
-    if base is not None or dtype != jnp.float32 or mesh.shape["fsdp"] > 1:
-        # Merged, converted, and whole: else every token would gather what fsdp splits.
-        parts[f"weights to sample with ({dtype})"] = tree_bytes(_cast(whole, dtype)) / mesh.shape["tensor"]
+    if base is not None or dtype != jnp.float32:
+        parts[f"weights merged or converted ({dtype})"] = sharded_bytes(_cast(whole, dtype), mesh)
+    if mesh.shape["fsdp"] > 1:  # gathered once: else every token would gather them
+        parts["weights gathered to decode"] = tree_bytes(_cast(whole, dtype)) / mesh.shape["tensor"]
     return parts
 
 
@@ -177,7 +178,7 @@ def _updating(config, model, mesh, trained, base, fused) -> dict[str, float]:
         "activations kept for the backward pass": micro * kept(local, remat=config.model.remat),
         "one layer's backward pass": micro * kept(replace(local, num_hidden_layers=1), remat=False),
         "head: a chunk of logits": _head_bytes(model, min(HEAD_CHUNK, micro * sampled), dtype) / mesh.shape["tensor"],
-        "weights of a layer, gathered": _gathered_layer(model, mesh, dtype),
+        "weights and gradients gathered": _gathered_bytes(model, mesh, dtype),
         "batch": 4.0 * rows * (length + 9 * sampled),
     }
     if base is None and dtype != jnp.float32:
@@ -295,13 +296,14 @@ def _head_bytes(model, rows, dtype) -> float:
     return saved_bytes(dense, head, hidden, targets, held=head) + 4.0 * rows * model.vocab_size
 
 
-def _gathered_layer(model, mesh, dtype) -> float:
-    """Two layers' whole kernels (one in use, one under way) and the head, where fsdp splits them."""
+def _gathered_bytes(model, mesh, dtype) -> float:
+    """What fsdp splits is whole where it is used: two layers (one in use, one under way) and the gradient of one, the
+    head and its gradient."""
     if mesh.shape["fsdp"] == 1:
         return 0.0
     params = _whole(model, dtype)
     layer = tree_bytes(params["layers"]) / model.num_hidden_layers
-    return (2 * layer + tree_bytes(params["embed_tokens"])) / mesh.shape["tensor"]
+    return (3 * layer + 2 * tree_bytes(params["embed_tokens"])) / mesh.shape["tensor"]
 
 
 def remedies(

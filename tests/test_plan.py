@@ -173,8 +173,8 @@ def test_more_devices_for_the_parameters_or_fewer_rows_never_need_more(fsdp, row
     )
     less = {"mesh.fsdp": min(8, 2 * fsdp), "optim.micro_rows": max(8, rows // 2), "decoding.rows": 32}
     before, after = plan.plan(tree, SMALL, 8), plan.plan(changed(tree, {key: less[key]}), SMALL, 8)
-    # What fsdp splits is gathered where it is used: at most the whole model, to sample with.
-    gathered = 4 * plan.parameter_count(SMALL) if key == "mesh.fsdp" and fsdp == 1 else 0
+    # What fsdp splits is whole where it is used: at most the model and a gradient.
+    gathered = 2 * 4 * plan.parameter_count(SMALL) if key == "mesh.fsdp" and fsdp == 1 else 0
     assert after.peak <= before.peak + gathered
 
 
@@ -282,7 +282,7 @@ def test_a_step_keeps_every_array_where_it_was_and_splits_the_batch(lowered):
     compiled = found["compiled"]
     assert compiled["moved"] == []
     assert compiled["arguments"] == pytest.approx(compiled["held"], rel=0.01)
-    assert compiled["temporary"] < 1.3 * compiled["planned"]
+    assert 0.7 < compiled["temporary"] / compiled["planned"] < 1.2
 
 
 def measure(env: str, size: str) -> None:
