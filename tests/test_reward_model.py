@@ -190,7 +190,8 @@ def test_a_saved_model_gives_the_same_bits(tmp_path):
     model = random_model()
     reward_model.save_reward_model(tmp_path, model)
     loaded = reward_model.load_reward_model(tmp_path, mesh=mesh())
-    assert loaded.info == model.info and loaded.config == model.config
+    assert loaded.info == model.info
+    assert dataclasses.replace(loaded.config, mesh=None) == model.config
     assert loaded.tokenizer.get_vocab() == model.tokenizer.get_vocab()
     jax.tree.map(EQUAL, loaded.params, model.params)
     data, _ = episodes(4)
