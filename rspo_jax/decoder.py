@@ -237,7 +237,7 @@ def _response(generated: sampler.Generated, place: int, length: int) -> Response
 def _chunk(ids: Sequence[Sequence[int]]) -> int:
     """Width multiple for a prefill: fine for short prompts, coarse for long ones, so that few shapes are compiled."""
     longest = max(map(len, ids), default=0)
-    return 16 if longest <= 64 else 64 if longest <= 512 else 256
+    return 8 if longest <= 32 else 16 if longest <= 128 else 64 if longest <= 512 else 256
 
 
 __all__ = ["Decoder", "Policy", "Response", "attach", "for_decoding"]
