@@ -32,7 +32,7 @@ from rspo_jax.update import action_logprobs, make_optimizer
 
 GIB = 2**30
 USABLE = 0.9  # of a device's memory; the rest is the driver's, the compiler's and lost between buffers
-HEAD_CHUNK = action_logprobs.__kwdefaults__["chunk"]  # rows of logits that an update holds at a time
+HEAD_CHUNK = action_logprobs.__kwdefaults__["chunk"]  # rows of logits that an update holds at a time, on all devices
 PREFILL_CHUNK = 512  # columns that a prefill feeds at a time
 
 _QWEN = {"head_dim": 128, "rope": RopeConfig(rope_theta=1e6), "model_type": "qwen2"}
@@ -169,6 +169,7 @@ def _sampling(config, model, mesh, trained, base) -> dict[str, float]:
 def _updating(config, model, mesh, trained, base, fused) -> dict[str, float]:
     dtype = jnp.dtype(config.model.dtype)
     rows, micro, length, sampled = batch_sizes(config, _parts(mesh))
+    chunk = min(-(-HEAD_CHUNK // _parts(mesh)), micro * sampled)
     local = _split(model, mesh)
     # The sum so far, that of the current micro-batch, and that of the long rows, which are computed apart.
     copies = 1 + (rows > micro) + (rows * _parts(mesh) >= packing._ROWS_TO_GROUP)
@@ -177,7 +178,7 @@ def _updating(config, model, mesh, trained, base, fused) -> dict[str, float]:
         "gradients": copies * sharded_bytes(trained, mesh),
         "activations kept for the backward pass": micro * kept(local, remat=config.model.remat),
         "one layer's backward pass": micro * kept(replace(local, num_hidden_layers=1), remat=False),
-        "head: a chunk of logits": _head_bytes(model, min(HEAD_CHUNK, micro * sampled), dtype) / mesh.shape["tensor"],
+        "head: a chunk of logits": _head_bytes(model, chunk, dtype) / mesh.shape["tensor"],
         "weights and gradients gathered": _gathered_bytes(model, mesh, dtype),
         "batch": 4.0 * rows * (length + 9 * sampled),
     }

