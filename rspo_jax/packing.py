@@ -189,7 +189,7 @@ def pad_actions(actions: ActionBatch, shapes: Shapes) -> ActionBatch:
     N = shapes.fit("N", actions.tokens.shape[0])
     L = shapes.fit("L", actions.tokens.shape[1])
     M = shapes.fit("M", actions.target.shape[1])
-    K = shapes.fit("K", actions.allowed.shape[2]) if actions.allowed.shape[2] else 0
+    K = shapes.fit("K", actions.allowed.shape[2]) if actions.allowed.shape[2] or "K" in shapes else 0
     return ActionBatch(
         tokens=_pad(actions.tokens, (N, L)),
         allowed=_pad(actions.allowed, (N, M, K), -1),
@@ -249,11 +249,11 @@ def take_episodes(trajectory: Trajectory, episodes: Sequence[int]) -> Trajectory
     return Trajectory(**level, rows=TokenRows(**taken))
 
 
-def concatenate(trajectories: Sequence[Trajectory], *, row_multiple: int = 1) -> Trajectory:
+def concatenate(trajectories: Sequence[Trajectory]) -> Trajectory:
     """Joins trajectories episode-wise, padding turns, tokens and allowed ids to the widest.
 
     Groups are renumbered so that those of different trajectories never mix (-1, no group, stays); padding rows are
-    dropped and then added again up to a multiple of `row_multiple`.
+    dropped.
     """
     T = max(t.reward.shape[1] for t in trajectories)
     L = max(t.rows.tokens.shape[1] for t in trajectories)
@@ -280,10 +280,7 @@ def concatenate(trajectories: Sequence[Trajectory], *, row_multiple: int = 1) ->
         first_episode += len(group)
         first_group += int(group.max(initial=-1)) + 1
     joined = {name: np.concatenate(values) for name, values in rows.items()}
-    N = bucket(len(joined["episode"]), row_multiple)
-    fill = {"episode": -1, "allowed": -1}
-    padded = {n: _pad(v, (N, *[None] * (v.ndim - 1)), fill.get(n, 0)) for n, v in joined.items()}
-    return Trajectory(**{n: np.concatenate(v) for n, v in level.items()}, rows=TokenRows(**padded))
+    return Trajectory(**{n: np.concatenate(v) for n, v in level.items()}, rows=TokenRows(**joined))
 
 
 def _dense(group: np.ndarray) -> np.ndarray:

@@ -205,8 +205,6 @@ def assemble(
     turns: int | None = None,
     invalid_penalty=0.0,
     similarity: float | None = None,
-    row_multiple: int = 1,
-    length_multiple: int = 64,
 ) -> Trajectory:
     """Turns finished episodes into a Trajectory (NumPy leaves).
 
@@ -245,7 +243,7 @@ def assemble(
         state=states,
         group=np.asarray([-1 if e.error else e.group for e in episodes], np.int32),
         success=np.asarray([e.won for e in episodes], bool),
-        rows=pack_rows(rows, row_multiple=row_multiple, length_multiple=length_multiple),
+        rows=pack_rows(rows),
     )
 
 

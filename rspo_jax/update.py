@@ -102,13 +102,16 @@ def action_logprobs(params, config, actions: ActionBatch, free_tokens, temperatu
     picked = jnp.take_along_axis(features, before[:, :, None], axis=1).reshape(N * M, -1)
     constrained = free_tokens is not None
     split = config.mesh is not None and config.mesh.size > 1  # leaving padding out would move rows between devices
+    allowed = actions.allowed
+    if constrained and not allowed.shape[2]:  # nothing is listed anywhere: one column of padding
+        allowed = jnp.full((N, M, 1), -1)
     logp, entropy = logprobs.token_logprobs(
         picked,
         transformer.head(params, config),
         actions.target.reshape(-1),
         temperature=temperature,
         constraint=actions.constraint.reshape(-1) if constrained else None,
-        allowed=actions.allowed.reshape(N * M, -1) if constrained else None,
+        allowed=allowed.reshape(N * M, -1) if constrained else None,
         free_tokens=free_tokens,
         mask=None if split else actions.action_mask.reshape(-1),
         chunk=chunk,

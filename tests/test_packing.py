@@ -127,10 +127,9 @@ def test_groups_of_different_trajectories_never_meet_and_no_group_stays_none():
     conversation = [([1], [2, 3])]
     a = make_trajectory([conversation] * 3, [7, 7, -1])
     b = make_trajectory([conversation] * 2, [7, 0], choices=12)
-    joined = concatenate([a, b], row_multiple=8)
+    joined = concatenate([a, b])
     assert joined.group.tolist() == [0, 0, -1, 2, 1]
-    assert joined.rows.tokens.shape[0] == 8 and joined.rows.allowed.shape[2] == 16
-    assert (joined.rows.episode[5:] == -1).all()
+    assert joined.rows.tokens.shape[0] == 5 and joined.rows.allowed.shape[2] == 16
 
 
 def test_padding_episodes_belong_to_no_group():
@@ -143,3 +142,9 @@ def test_a_trajectory_survives_being_stored():
     whole = make_trajectory([[([1, 2], [3, 4, 5])]], [0])
     back = from_arrays(to_arrays(whole))
     assert np.array_equal(back.rows.allowed, whole.rows.allowed) and np.array_equal(back.reward, whole.reward)
+
+
+def test_episodes_that_never_began_leave_an_empty_batch():
+    empty = make_trajectory([[([1], [2, 3])]], [-1]).replace(rows=pack_rows([]))
+    actions = pad_actions(gather_actions(concatenate([empty]).rows), Shapes())
+    assert actions.tokens.shape == (8, 64) and not actions.action_mask.any() and (actions.episode == -1).all()

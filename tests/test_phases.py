@@ -317,3 +317,15 @@ def test_dense_training_is_not_outcome_training(tmp_path, source):
             tiny.ticks(run, 1)
             states[reward] = tiny.state_of(run)
     assert not tiny.same(states["outcome"].params, states["dense"].params)
+
+
+def test_a_rollout_in_which_no_environment_starts_changes_nothing_and_stops_nothing(tmp_path):
+    with experiment(tmp_path, rspo__enabled=False, train__steps=2) as run:
+        tick(run)
+        before = tiny.state_of(run).params
+        run.pool.close()
+        run.pool = tiny.pool(8, env_id="tiny:Dead-v0")
+        run.pool._ever_started = True  # as after a good start
+        tick(run)
+        assert tiny.same(before, tiny.state_of(run).params) and run.progress.step == 2
+    assert [row["env_errors"] for row in tiny.rows_of(tmp_path)] == [0, 8]

@@ -78,6 +78,16 @@ class Broken(Buttons):
         return super().step(action)
 
 
+class Dead(Buttons):
+    """Never starts."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed:  # the first task is what the suite looks at
+            raise OSError("no power")
+        return super().reset(seed=seed)
+
+
+gymnasium.register("Dead-v0", entry_point="tiny:Dead")
 gymnasium.register("Buttons-v0", entry_point="tiny:Buttons")
 gymnasium.register("Broken-v0", entry_point="tiny:Broken")
 
