@@ -80,18 +80,17 @@ def jax_update(config, tokens, trained, remat):
     from rspo_jax import models
 
     @jax.jit
-    def step(params):
+    def step(params, tokens, trained):
         def loss(params):
             states = models.hidden(params, config, tokens, remat=remat)[:, :-1].reshape(-1, config.hidden_size)
-            mask = jnp.array(trained[:, 1:]).reshape(-1)
-            targets = jnp.array(tokens[:, 1:]).reshape(-1)
+            mask, targets = trained[:, 1:].reshape(-1), tokens[:, 1:].reshape(-1)
             logp, _ = models.token_logprobs(states, models.head(params, config), targets, mask=mask)
             return jnp.sum(logp) / jnp.sum(mask), logp
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
     def run(params):
-        (_, logp), grads = jax.block_until_ready(step(params))
+        (_, logp), grads = jax.block_until_ready(step(params, tokens, trained))
         return np.pad(np.asarray(logp).reshape(len(tokens), -1), ((0, 0), (1, 0)))
 
     return run

@@ -5,6 +5,10 @@
 Every variant is a set of flags of run.py. A finished run in --out is not run again, so the table can grow. The three
 baselines are those that a comparison needs: the base algorithm at equal updates of A, with a 2.33 times larger batch,
 and with 2.33 times the updates (one loop of RSPO samples 2.33 times the episodes of three base updates).
+
+Columns: success on the first panel after the last update; success of A while it trained, in its last rollouts before
+it and its guide had sampled as many episodes as the base algorithm has at the end ("equal episodes") and before as many
+as RSPO has ("2.33x"); updates of A; episodes sampled.
 """
 
 import argparse
@@ -16,6 +20,7 @@ import sys
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+SMOOTH = 6  # rollouts of A that a success in training is the mean of
 COST = 7 / 3  # episodes of a loop of RSPO over those of k base updates
 
 OFF = ["--config.rspo.enabled=False"]
@@ -55,12 +60,28 @@ def run(config: str, name: str, seed: int, steps: int, tasks: int, out: pathlib.
     return workdir
 
 
-def result(workdir: pathlib.Path) -> dict:
-    """Last success on the first panel, updates of A and episodes sampled."""
+def result(workdir: pathlib.Path, budget: int) -> dict:
+    """Success in percent: on the first panel at the end, and in training within `budget` and 2.33 times it; costs."""
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     last = [row for row in rows if row["phase"] == "eval"][-1]
     panel = next(name for name in last if name.startswith("eval/") and name.endswith("/success"))
-    return {"success": last[panel], "updates": last["step"], "episodes": last["episodes"]}
+
+    def trained(episodes: float) -> float:
+        within = [row["success"] for row in rows if row["phase"] == "target" and row["episodes"] <= episodes]
+        return 100 * float(np.mean(within[-SMOOTH:]))
+
+    return {
+        "panel": 100 * last[panel],
+        "equal": trained(budget),
+        "more": trained(COST * budget),
+        "updates": last["step"],
+        "episodes": last["episodes"],
+    }
+
+
+def mean_sd(values) -> str:
+    """Mean and standard deviation over seeds, the latter only where there are several."""
+    return f"{np.mean(values):.1f}" + (f" +- {np.std(values, ddof=1):.1f}" if len(values) > 1 else "")
 
 
 def main() -> None:
@@ -69,18 +90,22 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--tasks", type=int, default=8, help="batch.tasks of the configuration")
-    parser.add_argument("--variants", default="", help="comma-free names separated by '|'; default: all")
+    parser.add_argument("--group", type=int, default=8, help="batch.group_size of the configuration")
+    parser.add_argument("--variants", default="", help="names separated by '|'; default: all")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     args, extra = parser.parse_known_args()
     names = args.variants.split("|") if args.variants else list(VARIANTS)
     seeds = [int(s) for s in args.seeds.split(",")]
-    print(f"{'variant':24} {'success % (mean +- sd)':24} {'seeds':8} {'updates':>8} {'episodes':>9}")
+    budget = args.steps * args.tasks * args.group
+    layout = "| {:21} | {:14} | {:12} | {:14} | {:14} | {:7} | {:8} |"
+    print(layout.format("variant", "panel %", "each seed", "equal episodes", "2.33x episodes", "updates", "episodes"))
+    print("|" + "---|" * 7)
     for name in names:
-        results = [result(run(args.config, name, s, args.steps, args.tasks, args.out, extra)) for s in seeds]
-        success = 100 * np.array([r["success"] for r in results])
-        spread = f"{success.mean():.1f} +- {success.std(ddof=1) if len(success) > 1 else 0.0:.1f}"
-        each = " ".join(f"{s:.0f}" for s in success)
-        print(f"{name:24} {spread:24} {each:8} {results[0]['updates']:8} {results[0]['episodes']:9}", flush=True)
+        runs = [result(run(args.config, name, s, args.steps, args.tasks, args.out, extra), budget) for s in seeds]
+        panel, equal, more = ([r[key] for r in runs] for key in ("panel", "equal", "more"))
+        each = " ".join(f"{value:.0f}" for value in panel)
+        cost = (runs[0]["updates"], runs[0]["episodes"])
+        print(layout.format(name, mean_sd(panel), each, mean_sd(equal), mean_sd(more), *cost), flush=True)
 
 
 if __name__ == "__main__":

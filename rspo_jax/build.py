@@ -1,5 +1,6 @@
 """From a configuration to the parts of a run: tasks, policy, parameters. All errors about user input arise here."""
 
+import dataclasses
 import pathlib
 
 import jax
@@ -103,13 +104,19 @@ def model_path(config: ConfigDict) -> pathlib.Path:
     return ASSETS / f"{kind}-{config.model.base}"
 
 
+def longest_row(config: ConfigDict) -> int:
+    """Most tokens of a row: a whole episode in append context, a prompt and its response in window context."""
+    c = config.context
+    return c.max_tokens if c.mode == "append" else c.max_prompt + config.decoding.max_response
+
+
 def make_policy(config: ConfigDict, mesh: jax.sharding.Mesh, path: str | pathlib.Path | None = None):
     """(Policy, trainable parameters) of the model at `path` (default: model_path(config)).
 
     With model.lora.rank > 0 the trainable parameters are a fresh adapter and the policy holds the base.
     """
     path = pathlib.Path(path) if path else model_path(config)
-    longest = config.context.max_tokens if config.context.mode == "append" else config.context.max_prompt
+    longest = longest_row(config)
     tokenizer = load_tokenizer(path)
     require_one_of("model.dtype", config.model.dtype, ("float32", "bfloat16"))
     model, params = load_hf(path, dtype=config.model.dtype, mesh=mesh, max_length=longest)
@@ -124,6 +131,7 @@ def make_policy(config: ConfigDict, mesh: jax.sharding.Mesh, path: str | pathlib
 
 def assemble_policy(config: ConfigDict, mesh, model, tokenizer, params):
     """(Policy, trainable parameters) from parts in memory."""
+    model = dataclasses.replace(model, mesh=mesh if mesh.size > 1 else None)  # as load_hf has it
     chat = ChatFormat.from_tokenizer(tokenizer, system=config.context.system or None)
     grammar = None
     if config.decoding.constrain:

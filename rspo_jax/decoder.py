@@ -152,7 +152,9 @@ class Decoder:
         self._slot = 0
         slots = bucket(tokens.shape[1] + self.s.max_response, 256)
         dtype = self.params["embed_tokens"].dtype
-        self._cache = self._shard(transformer.init_cache(self.policy.config, len(ids), slots, dtype))
+        make = functools.partial(transformer.init_cache, self.policy.config, len(ids), slots, dtype)
+        split = sharding.batch_sharding(self.policy.mesh)  # born in its places: whole, it may not fit a device
+        self._cache = jax.jit(make, out_shardings=split)() if self._parts > 1 else make()
         last = self._prefill(tokens, mask)
         if not shared:
             return last

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from rspo_jax import sharding
+from rspo_jax.configuration import require
 from rspo_jax.decoder import Policy, attach
 from rspo_jax.models.transformer import ModelConfig
 from rspo_jax.packing import ActionBatch, Shapes, bucket, cut_rows, groups_by_length
@@ -60,7 +61,9 @@ class Learner:
     def __init__(self, policy: Policy, config, options: LossOptions, mesh):
         self.policy, self.config, self.options, self.mesh = policy, config, options, mesh
         self.optimizer = make_optimizer(config.optim)
-        self.row_multiple = math.lcm(mesh.shape["data"] * mesh.shape["fsdp"], config.optim.micro_rows or 1)
+        parts, micro = mesh.shape["data"] * mesh.shape["fsdp"], config.optim.micro_rows
+        require(micro % parts == 0, "optim.micro_rows", micro, f"give a multiple of data x fsdp = {parts}, or 0")
+        self.row_multiple = math.lcm(parts, micro or 1)
         self.forward = Forward(
             policy.config, policy.dtype, policy.lora_alpha, config.decoding.temperature, config.model.remat
         )
@@ -200,7 +203,9 @@ def _step(
 def init_state(optimizer: optax.GradientTransformation, params, mesh) -> AgentState:
     """Parameters and fresh moments, placed by the sharding rules. The parameters may be donated with the state."""
     params = sharding.shard_params(params, mesh)
-    opt_state = sharding.shard_params(jax.jit(optimizer.init)(params), mesh)
+    # Moments are born in their places: whole on one device, those of a 7B model would not fit.
+    places = sharding.tree_shardings(jax.eval_shape(optimizer.init, params), mesh)
+    opt_state = jax.jit(optimizer.init, out_shardings=places)(params)
     return AgentState(params, opt_state, sharding.shard_params(jnp.zeros((), jnp.int32), mesh))
 
 

@@ -98,8 +98,7 @@ def model_of(config: ConfigDict, preset: str | None = None) -> ModelConfig:
     unset = not config.model.path or config.model.path.startswith("<")  # presets name what to fill in as <...>
     if unset and preset in PUBLISHED:
         return PUBLISHED[preset]
-    longest = config.context.max_tokens if config.context.mode == "append" else config.context.max_prompt
-    return read_config(build.model_path(config), max_length=longest)
+    return read_config(build.model_path(config), max_length=build.longest_row(config))
 
 
 def parameter_count(model: ModelConfig) -> int:

@@ -191,16 +191,19 @@ def accumulate(function, params, pieces: Sequence, counts: Sequence[int], merge)
     micro-batches."""
     gradient_of = jax.grad(function, has_aux=True)
 
+    def add(total, micro):
+        gradient, sums = gradient_of(params, micro)
+        return jax.tree.map(jnp.add, total, gradient), sums
+
     def join(a, b):
         return jax.tree.map(jnp.add, a[0], b[0]), merge(a[1], b[1])
 
     def over(batch, count):
-        micros = micro_batches(batch, count)
-        first = gradient_of(params, jax.tree.map(lambda x: x[0], micros))
         if count == 1:
-            return first
-        rest = jax.tree.map(lambda x: x[1:], micros)
-        return jax.lax.scan(lambda carry, micro: (join(carry, gradient_of(params, micro)), None), first, rest)[0]
+            return gradient_of(params, batch)
+        zero = jax.tree.map(jnp.zeros_like, params)  # one gradient more is held than the micro-batch's, not two
+        gradient, sums = jax.lax.scan(add, zero, micro_batches(batch, count))
+        return gradient, reduce(merge, [jax.tree.map(lambda x: x[i], sums) for i in range(count)])  # noqa: B023
 
     return reduce(join, map(over, pieces, counts))
 

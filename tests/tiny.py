@@ -1,6 +1,5 @@
 """A whole agent small enough for tests, and a text environment that it can learn: nothing is read from disk."""
 
-import dataclasses
 import functools
 import pathlib
 import tempfile
@@ -171,9 +170,7 @@ def policy(tree=None, seed: int = 0):
     """(Policy, parameters)."""
     tree = tree or config()
     weights = jax.tree.map(lambda x: x.astype(tree.model.dtype), params(seed))
-    mesh = build.make_mesh(tree)
-    model = dataclasses.replace(model_config(), mesh=mesh if mesh.size > 1 else None)  # as load_hf has it
-    return build.assemble_policy(tree, mesh, model, tokenizer(), weights)
+    return build.assemble_policy(tree, build.make_mesh(tree), model_config(), tokenizer(), weights)
 
 
 def learner(tree=None) -> Learner:
