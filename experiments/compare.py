@@ -24,16 +24,24 @@ SMOOTH = 6  # rollouts of A that a success in training is the mean of
 COST = 7 / 3  # episodes of a loop of RSPO over those of k base updates
 
 OFF = ["--config.rspo.enabled=False"]
+# For starts near zero: the guide keeps learning until it has successes to hand over, and the ratio is to pi_old.
+STAYS = ["--config.rspo.guide_reset=until_success", "--config.rspo.off_ratio=old"]
+RECYCLED = ["--config.rspo.guide_data=recycled"]
 VARIANTS = {
     "base": OFF,
     "base, larger batch": [*OFF, "--config.batch.tasks={large}"],
     "base, more updates": [*OFF, "--config.train.steps={more}"],
     "dense only": [*OFF, "--config.reward=dense"],
     "RSPO": [],
-    "RSPO, guide lr x3": ["--config.rspo.guide_lr_scale=3.0"],
+    "RSPO, lr x3": ["--config.rspo.guide_lr_scale=3.0"],
     "RSPO_O": ["--config.rspo.guide_reward=outcome"],
     "RSPO_H": ["--config.rspo.source=history"],
-    "RSPO, recycled guide": ["--config.rspo.guide_data=recycled"],
+    "RSPO, guide stays": STAYS,
+    "RSPO, guide stays, lr x3": [*STAYS, "--config.rspo.guide_lr_scale=3.0"],
+    "RSPO_O, guide stays": [*STAYS, "--config.rspo.guide_reward=outcome"],
+    "RSPO, recycled": RECYCLED,
+    "RSPO, recycled, lr x3": [*RECYCLED, "--config.rspo.guide_lr_scale=3.0"],
+    "RSPO, recycled, stays": [*RECYCLED, *STAYS],
     "RSPO, hackable": ["--config.process_reward.source=click"],
     "dense only, hackable": [*OFF, "--config.reward=dense", "--config.process_reward.source=click"],
 }
@@ -97,7 +105,7 @@ def main() -> None:
     names = args.variants.split("|") if args.variants else list(VARIANTS)
     seeds = [int(s) for s in args.seeds.split(",")]
     budget = args.steps * args.tasks * args.group
-    layout = "| {:21} | {:14} | {:12} | {:14} | {:14} | {:7} | {:8} |"
+    layout = "| {:24} | {:14} | {:12} | {:14} | {:14} | {:7} | {:8} |"
     print(layout.format("variant", "panel %", "each seed", "equal episodes", "2.33x episodes", "updates", "episodes"))
     print("|" + "---|" * 7)
     for name in names:
