@@ -101,7 +101,7 @@ def test_prefill_with_a_static_slot_equals_a_traced_one():
         params, config, cache, tokens, mask
     )
     traced, _ = extend(params, config, cache, tokens, mask, jnp.int32(0))
-    np.testing.assert_allclose(static, traced, atol=1e-6)
+    np.testing.assert_allclose(static, traced, atol=2e-5)
 
 
 def test_unstacked_parameters_extend_alike():
