@@ -80,6 +80,14 @@ def test_the_index_is_cached_and_renewed_when_a_game_is_added(data):
     assert names(official.official_games(data, "train")) == [*PLAYABLE[1:], f"{new}/game.tw-pddl"]
 
 
+def test_a_game_that_arrives_in_a_trial_folder_is_found(data):
+    """The official archives add the games to folders that an earlier archive made."""
+    assert names(official.official_games(data, "train")) == PLAYABLE
+    late = "look_at_obj_in_light-Pen-None-DeskLamp-301/trial_4/game.tw-pddl"
+    (data / "json_2.1.1" / "train" / late).write_text('{"solvable": true}')
+    assert names(official.official_games(data, "train")) == sorted([*PLAYABLE, late])
+
+
 def test_a_cache_that_cannot_be_written_is_no_error(data, monkeypatch):
     (data.parent / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(data.parent / "file"))

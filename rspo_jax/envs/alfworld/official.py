@@ -47,7 +47,7 @@ def official_games(folder: str | os.PathLike | None, split: str) -> list[Officia
     and a `game.tw-pddl` marked solvable, and its path says neither `movable` nor `Sliced`.
 
     The result is kept in the user's cache folder (`$XDG_CACHE_HOME`, default `~/.cache`) and computed anew when the
-    split's folder or one of its task folders changes.
+    split's folder or one of its task or trial folders changes.
 
     Args:
       folder: the data set (holding `json_2.1.1`), or `json_2.1.1` itself; None means `$ALFWORLD_DATA`.
@@ -56,8 +56,7 @@ def official_games(folder: str | os.PathLike | None, split: str) -> list[Officia
     Raises FileNotFoundError if the folder, the split or its games are not there, ValueError for an unknown split.
     """
     root = split_folder(folder, split)
-    mtime = max((entry.stat().st_mtime_ns for entry in os.scandir(root) if entry.is_dir()), default=0)
-    key = [str(root), max(mtime, root.stat().st_mtime_ns)]
+    key = [str(root), _state(root)]
     cache = _cache_folder() / (hashlib.sha256(key[0].encode()).hexdigest()[:16] + ".json")
     games = _read_cache(cache, key)
     if games is None:
@@ -88,6 +87,18 @@ def split_folder(folder: str | os.PathLike | None, split: str) -> Path:
         if root.is_dir():
             return root
     raise FileNotFoundError(f"{base} is not the official ALFWorld data: it has neither {_VERSION}/{split} nor {split}")
+
+
+def _state(root: Path) -> str:
+    """Tells whether something was added or removed: the times of the split's, the task and the trial folders.
+
+    The official data come in several archives, so that games arrive in trial folders that exist already.
+    """
+    times, folders = [], [str(root)]
+    for _ in range(3):
+        times += [(folder, os.stat(folder).st_mtime_ns) for folder in folders]
+        folders = sorted(entry.path for folder in folders for entry in os.scandir(folder) if entry.is_dir())
+    return hashlib.sha256(repr(times).encode()).hexdigest()
 
 
 def _find_games(root: Path) -> list[tuple[str, str]]:
