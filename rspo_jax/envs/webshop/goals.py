@@ -1,7 +1,9 @@
 """Hidden prices and goals, in the official order of random draws: prices, then one price limit per instruction."""
 
 import bisect
+import functools
 import itertools
+import operator
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -86,8 +88,13 @@ def synthetic_goals(
             goals.append(_goal(product, text, wanted, limit, options, 0))
     counts = Counter(attribute for goal in goals for attribute in goal["attributes"])
     for goal in goals:
-        goal["weight"] = sum(1.0 / counts[attribute] for attribute in goal["attributes"]) / len(goal["attributes"])
+        goal["weight"] = _mean([1.0 / counts[attribute] for attribute in goal["attributes"]])
     return goals
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    """Added from left to right: since Python 3.12 `sum` rounds otherwise, and weights must equal the official ones."""
+    return functools.reduce(operator.add, numbers) / len(numbers)
 
 
 def _combinations(options: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
