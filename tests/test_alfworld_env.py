@@ -141,6 +141,8 @@ def test_an_error_in_a_file_names_it(tmp_path):
     path.write_text("[]")
     with pytest.raises(ValueError, match=f"{path}: the game has no text"):
         ALFWorldEnv(path).reset()
-    (tmp_path / "noise.gz").write_bytes(np.random.default_rng(0).bytes(64))
-    with pytest.raises(ValueError, match="noise.gz.* cannot be read"):
-        ALFWorldEnv(tmp_path / "noise.gz").reset()
+    whole = gzip.compress(game_text().encode())
+    for damaged in (whole[:60], whole[:60] + bytes([255] * 60), np.random.default_rng(0).bytes(64)):
+        (tmp_path / "noise.gz").write_bytes(damaged)
+        with pytest.raises(ValueError, match="noise.gz.* cannot be read"):
+            ALFWorldEnv(tmp_path / "noise.gz").reset()

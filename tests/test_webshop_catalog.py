@@ -220,9 +220,12 @@ def test_missing_files_and_parts_are_named(tmp_path):
         shop(compat="strict")
     with pytest.raises(ValueError, match="no key 'instruction_attributes'"):
         Catalogue.from_records(ITEMS, {}, {"B000000001": [{}]}, human_goals=True)
-    (tmp_path / "broken.gz").write_bytes(gzip.compress(json.dumps(ITEMS).encode())[:60])
-    with pytest.raises(ValueError, match="broken.gz"):
-        Catalogue.from_files(tmp_path / "broken.gz", paths["attributes"])
+    whole = gzip.compress(json.dumps(ITEMS).encode())
+    for damaged in (whole[:60], whole[:60] + bytes([255] * 60), b"no gzip"):
+        (tmp_path / "broken.gz").write_bytes(damaged)
+        for role in ("items", "attributes", "nouns"):
+            with pytest.raises(ValueError, match="broken.gz"):
+                Catalogue.from_files(**paths | {role: tmp_path / "broken.gz"})
 
 
 def test_recorded_world():

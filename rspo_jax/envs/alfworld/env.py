@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import string
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def read_text(source: str | os.PathLike) -> str:
         opener = gzip.open if path.suffix == ".gz" else open
         with opener(path, "rt", encoding="utf-8") as file:
             return file.read()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, zlib.error, EOFError) as error:  # the last two: a damaged .gz
         message = f"game={str(source)[:200]!r} cannot be read ({error}); give a path to a game.tw-pddl or its text"
         raise (FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError)(message) from None
 

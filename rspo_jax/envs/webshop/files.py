@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -9,6 +10,7 @@ from typing import IO, Any
 _CHUNK = 1 << 22
 _LONGEST = 1 << 26
 _SPACE = " \t\r\n"
+_DAMAGED = (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError)  # the last three: of a .gz
 
 
 class DataError(ValueError):
@@ -35,7 +37,7 @@ def lines(path: str | Path) -> Iterator[str]:
     try:
         with _open(path) as file:
             yield from (line for line in file if line.strip())
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+    except _DAMAGED as error:
         raise _unreadable(path, error) from None
 
 
@@ -87,5 +89,5 @@ def iterate_list(path: str | Path) -> Iterator[Any]:
                     text, position = rest + more, 0
                     continue
                 yield value
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+    except _DAMAGED as error:
         raise _unreadable(path, error) from None
