@@ -206,6 +206,36 @@ def test_malformed_files_are_named(tmp_path, items, attributes, file, problem):
     assert file in str(error.value) and problem in str(error.value)
 
 
+@pytest.mark.parametrize("bad", [None, 7, True, {}, [None], [[7]]])
+@pytest.mark.parametrize("key", ["name", "full_description", "small_description", "category", "product_category"])
+def test_a_text_of_a_product_that_is_none_is_named(tmp_path, key, bad):
+    with pytest.raises(ValueError, match=rf"items.json': product number 0 is malformed \(.*{key} must be a"):
+        Catalogue.from_files(**_write(tmp_path, [item("B1", "Tee") | {key: bad}], {"B1": {}}))
+
+
+@pytest.mark.parametrize(
+    ("role", "record"),
+    [
+        ("attributes", 7),
+        ("attributes", {"attributes": None}),
+        ("attributes", {"attributes": ["soft", 7]}),
+        ("attributes", {"instruction": "buy", "instruction_attributes": 7}),
+        ("attributes", {"instruction": "buy", "instruction_attributes": [None]}),
+        ("instructions", 7),
+        ("instructions", [7]),
+        ("instructions", [{"instruction": "buy", "instruction_attributes": 7, "instruction_options": []}]),
+        ("instructions", [{"instruction": "buy", "instruction_attributes": ["soft"], "instruction_options": None}]),
+        ("instructions", [{"instruction": 7, "instruction_attributes": ["soft"], "instruction_options": []}]),
+    ],
+)
+def test_a_malformed_record_is_blamed_on_its_file_and_product(tmp_path, role, record):
+    paths = _write(tmp_path, [item("B1", "Tee")], {"B1": {}})
+    (tmp_path / f"{role}.json").write_text(json.dumps({"B1": record}))
+    paths[role] = tmp_path / f"{role}.json"
+    with pytest.raises(ValueError, match=f"{role}.json': .*B1 is malformed"):
+        Catalogue.from_files(**paths, human_goals=role == "instructions")
+
+
 def test_missing_files_and_parts_are_named(tmp_path):
     paths = _write(tmp_path)
     with pytest.raises(FileNotFoundError, match="absent.json"):

@@ -38,7 +38,10 @@ class Catalogue:
         self.product_prices = goals.draw_prices(products, rng)
         self.goals: list[goals.Goal] = goals_of(products, self.product_prices, rng=rng)
         if not self.goals:
-            raise ValueError("The data holds no goal: no product has an instruction; check the attributes file.")
+            raise ValueError(
+                "The data holds no goal: no product has an instruction; human goals need them in the instructions "
+                "file, synthetic ones in the attributes file."
+            )
         rng.seed(shuffle_seed)
         rng.shuffle(self.goals)
         self.cumulative_weights = goals.cumulative_weights(self.goals)

@@ -21,6 +21,20 @@ class DataError(ValueError):
         self.part, self.problem = part, problem
 
 
+def text(value: Any, name: str) -> str:
+    """`value` if it is a text; else TypeError, which names it."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a text, not {value!r:.40}")
+    return value
+
+
+def texts(value: Any, name: str) -> list[str]:
+    """`value` if it is a list of texts; else TypeError, which names it."""
+    if not isinstance(value, list):
+        raise TypeError(f"{name} must be a list of texts, not {value!r:.40}")
+    return [text(part, f"every part of {name}") for part in value]
+
+
 def _open(path: str | Path) -> IO[str]:
     path = Path(path)
     if not path.is_file():

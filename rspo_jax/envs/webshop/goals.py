@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rspo_jax.envs.webshop.files import DataError
+from rspo_jax.envs.webshop.files import DataError, text, texts
 
 Goal = dict[str, Any]
 Json = Mapping[str, Any]
@@ -47,18 +47,20 @@ def human_goals(
     """
     goals = []
     for product in products:
-        for record in instructions.get(product["asin"], ()):
-            try:
+        asin = product["asin"]
+        try:
+            for record in instructions.get(asin, ()):
                 if record["instruction_attributes"]:
-                    limit, clause = _draw_limit(prices[product["asin"]], rng)
-                    text = record["instruction"].strip(".") + clause
-                    goals.append(
-                        _goal(product, text, record["instruction_attributes"], limit, record["instruction_options"], 1)
+                    limit, clause = _draw_limit(prices[asin], rng)
+                    instruction = text(record["instruction"], "instruction").strip(".") + clause
+                    wanted, options = (
+                        texts(record[key], key) for key in ("instruction_attributes", "instruction_options")
                     )
-            except KeyError as error:
-                raise DataError("instructions", f"a record of {product['asin']} has no key {error}.") from None
-            except (TypeError, AttributeError) as error:
-                raise DataError("instructions", f"a record of {product['asin']} is malformed ({error}).") from None
+                    goals.append(_goal(product, instruction, wanted, limit, options, 1))
+        except KeyError as error:
+            raise DataError("instructions", f"a record of {asin} has no key {error}.") from None
+        except (TypeError, AttributeError) as error:
+            raise DataError("instructions", f"a record of {asin} is malformed ({error}).") from None
     return goals
 
 
@@ -81,11 +83,15 @@ def synthetic_goals(
             continue
         if not (wanted := record.get("instruction_attributes")):
             raise DataError("attributes", f"the instruction of {asin} needs a non-empty 'instruction_attributes'.")
+        try:
+            wanted = texts(wanted, "instruction_attributes")
+        except TypeError as error:
+            raise DataError("attributes", f"the record of {asin} is malformed ({error}).") from None
         limit, clause = _draw_limit(prices[asin], rng)
         for options in _combinations(product["options"]):
             chosen = ", and ".join(f"{name}: {value}" for name, value in options.items())
-            text = f"{instruction}{' with ' + chosen if chosen else ''}{clause}"
-            goals.append(_goal(product, text, wanted, limit, options, 0))
+            full = f"{instruction}{' with ' + chosen if chosen else ''}{clause}"
+            goals.append(_goal(product, full, wanted, limit, options, 0))
     counts = Counter(attribute for goal in goals for attribute in goal["attributes"])
     for goal in goals:
         goal["weight"] = _mean([1.0 / counts[attribute] for attribute in goal["attributes"]])
@@ -102,10 +108,10 @@ def _combinations(options: Mapping[str, Sequence[str]]) -> Iterator[dict[str, st
     return (dict(zip(names, values, strict=True)) for values in itertools.product(*(options[name] for name in names)))
 
 
-def _goal(product: Json, text: str, attributes: list[str], limit: float, options: Any, weight: float) -> Goal:
+def _goal(product: Json, instruction: str, attributes: list[str], limit: float, options: Any, weight: float) -> Goal:
     return {
         **{key: product[key] for key in ("asin", "category", "query", "name", "product_category")},
-        "instruction_text": text,
+        "instruction_text": instruction,
         "attributes": attributes,
         "price_upper": limit,
         "goal_options": options,

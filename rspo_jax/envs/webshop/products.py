@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from rspo_jax.envs.webshop.files import DataError
+from rspo_jax.envs.webshop.files import DataError, text, texts
 from rspo_jax.envs.webshop.nouns import Nouns
 
 Json = Mapping[str, Any]
@@ -25,7 +25,7 @@ def parse_products(items: Iterable[Json], attributes: Json, nouns: Nouns) -> Ite
     """Yields each usable product once: ids over ten characters and "nan" are skipped, and the first of equal ids wins.
 
     Raises:
-      DataError: a record lacks a key or has a malformed price or option.
+      DataError: a record lacks a key or has a malformed text, price or option.
     """
     seen: set[str] = set()
     for number, item in enumerate(items):
@@ -34,7 +34,7 @@ def parse_products(items: Iterable[Json], attributes: Json, nouns: Nouns) -> Ite
             if asin == "nan" or len(asin) > 10 or asin in seen:
                 continue
             seen.add(asin)
-            product = _product(item, attributes.get(asin, {}))
+            product = _product(item, _attributes(attributes, asin))
         except KeyError as error:
             raise DataError("items", f"product number {number} has no key {error}; needed: {_REQUIRED}.") from None
         except (TypeError, AttributeError, IndexError) as error:
@@ -43,20 +43,28 @@ def parse_products(items: Iterable[Json], attributes: Json, nouns: Nouns) -> Ite
         yield product
 
 
-def _product(item: Json, record: Json) -> Product:
+def _attributes(attributes: Json, asin: str) -> list[str]:
+    try:
+        return texts(attributes.get(asin, {}).get("attributes", ["DUMMY_ATTR"]), "attributes")
+    except (TypeError, AttributeError) as error:
+        raise DataError("attributes", f"the record of {asin} is malformed ({error}).") from None
+
+
+def _product(item: Json, attributes: list[str]) -> Product:
     bullets = item["small_description"]
+    title, description = (text(item[key], key) for key in ("name", "full_description"))
     pricing, tag = _price(item.get("pricing"), item["asin"])
     options, images = _options(item.get("customization_options"))
     return Product(
         asin=item["asin"],
-        name=item["name"],
-        Title=item["name"],
-        Description=item["full_description"],
-        BulletPoints=bullets if isinstance(bullets, list) else [bullets],
-        Attributes=record.get("attributes", ["DUMMY_ATTR"]),
-        category=item["category"],
+        name=title,
+        Title=title,
+        Description=description,
+        BulletPoints=texts(bullets if isinstance(bullets, list) else [bullets], "small_description"),
+        Attributes=attributes,
+        category=text(item["category"], "category"),
         query=item["query"].lower().strip(),
-        product_category=item["product_category"],
+        product_category=text(item["product_category"], "product_category"),
         pricing=pricing,
         Price=tag,
         Rating="N.A.",
