@@ -120,6 +120,12 @@ def test_games_and_environments_can_be_pickled():
     assert env.reset()[0] == ALFWorldEnv(KITCHEN).reset()[0]
 
 
+def _started():
+    env = ALFWorldEnv(KITCHEN)
+    env.reset()
+    return env
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -129,6 +135,8 @@ def test_games_and_environments_can_be_pickled():
         (lambda: ALFWorldEnv("/nowhere/game.tw-pddl").reset(), FileNotFoundError, "/nowhere/game.tw-pddl"),
         (lambda: ALFWorldEnv(game_text(grammar="x")).reset(), ValueError, "^the key"),
         (lambda: ALFWorldEnv(KITCHEN).step("look"), RuntimeError, "call reset first"),
+        (lambda: _started().step(None), ValueError, "an action is a string .* not NoneType"),
+        (lambda: _started().reset(options={"goal": 1}), ValueError, r"reset options \['goal'\] are unknown"),
     ],
 )
 def test_misuse_is_one_clear_error(call, error, message):

@@ -242,6 +242,8 @@ def test_missing_files_and_parts_are_named(tmp_path):
         Catalogue.from_files(tmp_path / "absent.json", paths["attributes"])
     with pytest.raises(FileNotFoundError, match="absent.jsonl"):
         Catalogue.from_files(**paths, nouns=tmp_path / "absent.jsonl")
+    with pytest.raises(ValueError, match="num_products = -1 must be at least 1"):
+        Catalogue.from_files(**paths, num_products=-1)
     with pytest.raises(ValueError, match="human_goals = True needs instructions"):
         Catalogue.from_files(**paths, human_goals=True)
     with pytest.raises(ValueError, match="holds no goal"):

@@ -399,8 +399,8 @@ def test_wrong_arguments_are_named():
     shop_env = env()
     with pytest.raises(gymnasium.error.ResetNeeded):
         shop_env.step("search[x]")
-    for number in (-1, len(shop_env.goals)):
-        with pytest.raises(ValueError, match=f"goal = {number} does not exist"):
+    for number in (-1, len(shop_env.goals), 1.5, "1", None):
+        with pytest.raises(ValueError, match=f"goal = {number!r} does not exist"):
             shop_env.reset(options={"goal": number})
     with pytest.raises(ValueError, match="'gaol'"):
         shop_env.reset(options={"gaol": 1})

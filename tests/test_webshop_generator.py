@@ -269,8 +269,12 @@ def test_the_environment_is_registered():
     assert gymnasium.make("rspo_jax/WebShop-v0", observation_mode="text_rich").reset(seed=1)[0].startswith("WebShop\n")
     observation, info = gym_suite("rspo_jax/WebShop-v0", 2, 2).make_env().reset(seed=1)
     assert info["task"] in observation
-    with pytest.raises(ValueError, match="give items and attributes"):
-        gymnasium.make("rspo_jax/WebShop-v0", human_goals=True)
+    for arguments in ({"human_goals": True}, {"instructions": "x.json"}):
+        with pytest.raises(ValueError, match="give items and attributes"):
+            gymnasium.make("rspo_jax/WebShop-v0", **arguments)
+    for role in ("items", "attributes"):
+        with pytest.raises(ValueError, match="give both files, or none"):
+            gymnasium.make("rspo_jax/WebShop-v0", **{role: "x.json"})
 
 
 # The scripted shopper.

@@ -102,7 +102,10 @@ class ALFWorldEnv(gymnasium.Env):
         Without it, the only game it was built with, or one drawn at random.
         """
         super().reset(seed=seed)
-        self._load(self._choose((options or {}).get("game")))
+        options = options or {}
+        if unknown := options.keys() - {"game"}:
+            raise ValueError(f"reset options {sorted(unknown)} are unknown; the only option is 'game'")
+        self._load(self._choose(options.get("game")))
         self._steps, self._last = 0, None
         observation = self._engine.reset()
         return observation, self._info(observation)
@@ -110,6 +113,8 @@ class ALFWorldEnv(gymnasium.Env):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
         if self._engine is None:
             raise RuntimeError("step was called before reset; call reset first")
+        if not isinstance(action, str):
+            raise ValueError(f"an action is a string such as 'go to desk 1', not {type(action).__name__}")
         if self._last is not None:
             return self._last
         observation = self._engine.step(action)

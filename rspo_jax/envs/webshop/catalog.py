@@ -111,6 +111,8 @@ class Catalogue:
         Raises:
           FileNotFoundError: a file is missing. ValueError: a file is malformed; the message names it.
         """
+        if num_products is not None and num_products < 1:
+            raise ValueError(f"num_products = {num_products} must be at least 1, or None for all.")
         paths = {"items": items, "attributes": attributes, "instructions": instructions}
         try:
             return cls.from_records(

@@ -11,6 +11,7 @@ import re
 import string
 from collections import Counter
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +158,8 @@ class WebShopEnv(gymnasium.Env):
         return observation, WIN_REWARD if self._won else 0.0, bought, False, info
 
     def _numbered_session(self, goal: int) -> Session:
-        if not 0 <= goal < len(self.goals):
-            raise ValueError(f"goal = {goal} does not exist; this shop has goals 0 to {len(self.goals) - 1}.")
+        if not isinstance(goal, Integral) or not 0 <= goal < len(self.goals):
+            raise ValueError(f"goal = {goal!r} does not exist; this shop has goals 0 to {len(self.goals) - 1}.")
         return Session(str(int(goal)), int(goal))
 
     def _draw_session(self) -> Session:

@@ -100,7 +100,10 @@ def make_env(
 ) -> WebShopEnv:
     """One environment for `gymnasium.make`: on files (`options` as in `Catalogue.from_files`), or on generated products
     (`options`: seed)."""
+    if (items is None) != (attributes is None):
+        raise ValueError(f"items = {items!r} and attributes = {attributes!r}: give both files, or none of them.")
     if items is None:
+        options |= {} if instructions is None else {"instructions": instructions}
         load = functools.partial(_generated, options.pop("seed", 0), 500, True)
         if options:
             raise ValueError(f"{sorted(options)} need a catalogue from files: give items and attributes, too.")
