@@ -93,7 +93,8 @@ def test_wording_is_read_from_the_grammar():
 def test_where_clean_works_is_read_from_the_domain():
     rule = "(or\n  {}(receptacleType ?r SinkType)\n  (receptacleType ?r SinkBasinType))"
     assert Game.from_text(game_text(domain=rule.format(";"))).sink_types == {"sinkbasintype"}
-    assert Game.from_text(game_text(domain=rule.format(""))).sink_types == {"sinktype", "sinkbasintype"}
+    for domain in (rule.format(""), rule.format("").replace("\n", " ")):
+        assert Game.from_text(game_text(domain=domain)).sink_types == {"sinktype", "sinkbasintype"}
 
 
 def test_an_exported_problem_is_read_back(tmp_path):
@@ -161,6 +162,8 @@ def test_other_goals_are_refused(goal):
         ("go to desk", "not a JSON object"),
         ("[]", 'no text under the key "pddl_domain"'),
         (json.dumps({"pddl_domain": "", "grammar": "", "pddl_problem": 3}), 'no text under the key "pddl_problem"'),
+        (game_text(walkthrough="look"), 'the key "walkthrough"'),
+        (game_text(walkthrough=[1]), 'the key "walkthrough"'),
         (game_text(problem="(define)"), r"no \(:init ...\) section"),
         (game_text(problem=PROBLEM.partition("(= (total")[0]), "not balanced"),
         (game_text(problem=PROBLEM.replace("(openable Drawer_bar_1)", "(openable)")), r"unknown fact .* \(openable\)"),

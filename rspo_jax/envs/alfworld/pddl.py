@@ -27,7 +27,7 @@ _ARGUMENTS = dict.fromkeys((*_FLAGS, *_STATES, "openable", "opened", "holdsany")
 def game_from_text(text: str) -> Game:
     """The game of a `game.tw-pddl` text. ValueError, in one sentence, if it is malformed or its goal is unknown."""
     data = _load(text)
-    problem = re.sub(r";[^\n]*", "", data["pddl_problem"]).lower()
+    problem = _without_comments(data["pddl_problem"])
     facts = _facts(_section(problem, "init"))
     return Game(
         start=_start(facts["atlocation"]),
@@ -62,7 +62,15 @@ def _load(text: str) -> dict:
     for key in ("pddl_domain", "grammar", "pddl_problem"):
         if not isinstance(data, dict) or not isinstance(data.get(key), str):
             raise ValueError(f'the game has no text under the key "{key}"; give the content of a game.tw-pddl')
+    plan = data.get("walkthrough")
+    if plan is not None and not (isinstance(plan, list) and all(isinstance(command, str) for command in plan)):
+        raise ValueError('the key "walkthrough" of the game must hold a list of commands, or null')
     return data
+
+
+def _without_comments(text: str) -> str:
+    """PDDL in lower case, less its comments."""
+    return re.sub(r";[^\n]*", "", text).lower()
 
 
 def _section(problem: str, name: str) -> str:
@@ -134,7 +142,7 @@ def _objects(facts: dict) -> tuple[Object, ...]:
 @functools.lru_cache(maxsize=8)
 def _sink_types(domain: str) -> frozenset[str]:
     """Where `clean` works: newer published domains add the sink itself, the others have it commented out."""
-    types = re.findall(r"^[^;\n]*\(receptacletype \?r (sink\w*)\)", domain.lower(), re.MULTILINE)
+    types = re.findall(r"\(receptacletype \?r (sink\w*)\)", _without_comments(domain))
     return frozenset(types) or frozenset({"sinkbasintype"})
 
 
