@@ -9,7 +9,7 @@ import pytest
 from alfworld_games import KITCHEN, kitchen, random_game
 from recordings import recordings
 
-from rspo_jax.envs.alfworld import ALFWorldEnv, export, official
+from rspo_jax.envs.alfworld import ALFWorldEnv, export, official, suite
 from rspo_jax.envs.alfworld.game import TASK_KINDS
 
 installed = all(importlib.util.find_spec(name) for name in ("alfworld", "textworld", "fast_downward"))
@@ -107,6 +107,18 @@ def test_a_wrong_folder_is_one_clear_error(data, tmp_path, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     with pytest.raises(FileNotFoundError, match="set ALFWORLD_DATA"):
         official.official_games(None, "train")
+
+
+def test_a_suite_with_few_turns_says_so(data, monkeypatch):
+    for split in ("valid_seen", "valid_unseen"):
+        name = "pick_and_place_simple-Pen-None-Desk-301/trial_1"
+        add_trial(data / "json_2.1.1" / split / name, "pick_and_place_simple", {"solvable": True})
+    said = []
+    monkeypatch.setattr(suite.logging, "warning", lambda text, *values: said.append(text % values))
+    assert len(suite.official_suite(data).splits["train"]) == 3
+    assert not any("end after" in text for text in said)
+    suite.official_suite(data, max_steps=20)
+    assert any("end after 20 turns; every published setting allows 50" in text for text in said)
 
 
 def test_the_official_counts_add_up():

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from absl import logging
+
 from rspo_jax.envs.alfworld import game, generator, official, rooms
 from rspo_jax.envs.alfworld.env import ALFWorldEnv
 from rspo_jax.envs.base import TaskSuite
@@ -117,6 +119,13 @@ def official_suite(
     FileNotFoundError if the folder or a split is not there or holds no playable game.
     """
     _check_task_types(task_types)
+    if max_steps < MAX_STEPS:
+        logging.warning(
+            "Episodes on official ALFWorld data end after %d turns; every published setting allows %d (env.max_turns, "
+            "which the presets set so where ALFWORLD_DATA names the data).",
+            max_steps,
+            MAX_STEPS,
+        )
     return TaskSuite(
         make_env=functools.partial(ALFWorldEnv, max_steps=max_steps),
         splits={
