@@ -109,3 +109,33 @@ def test_missing_tokenizers_are_named(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match="has no tokenizer"):
         load_tokenizer(tmp_path)
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_length_to_cut_or_pad_to_that_was_saved_with_a_tokenizer_is_dropped(tokenizer, tmp_path):
+    """Trainers leave one behind; the text of a prompt must reach the model whole, and nothing else."""
+    tokenizer.save_pretrained(tmp_path)
+    truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    padding = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None}
+    padding |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "<|pad|>"}
+    edit(tmp_path / "tokenizer.json", truncation=truncation, padding=padding)
+    loaded = load_tokenizer(tmp_path)
+    assert encode(loaded, TEXTS[0]) == encode(tokenizer, TEXTS[0])
+    assert len(encode(loaded, "go to")) == 1
+
+
+@pytest.mark.parametrize("model_type", [None, "qwen2", "llama"])
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", ["{", "version https://git-lfs.github.com/spec/v1"])
+def test_unreadable_tokenizers_are_named_in_one_sentence(tokenizer, tmp_path, model_type, file, content):
+    tokenizer.save_pretrained(tmp_path)
+    if model_type:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        edit(tmp_path / "tokenizer_config.json", tokenizer_class=f"{model_type.title()}Tokenizer")
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=f"tokenizer of {tmp_path} cannot be read .*tokenizer.json") as error:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(error.value)

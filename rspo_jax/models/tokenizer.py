@@ -37,7 +37,9 @@ _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 def load_tokenizer(directory: str | pathlib.Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a Hugging Face model directory.
 
-    Raises FileNotFoundError where the directory or its tokenizer files are missing; nothing is ever downloaded.
+    A length to cut or pad to that its files were saved with is dropped: prompts are encoded whole. Raises
+    FileNotFoundError where the directory or its tokenizer files are missing, ValueError where they cannot be read;
+    nothing is ever downloaded.
     """
     path = pathlib.Path(directory)
     if not path.is_dir():
@@ -46,6 +48,21 @@ def load_tokenizer(directory: str | pathlib.Path) -> PreTrainedTokenizerBase:
         raise FileNotFoundError(
             f"Model directory {path} has no tokenizer; copy the model's tokenizer.json and tokenizer_config.json there."
         )
+    try:
+        tokenizer = _read(path)
+    except Exception as error:  # the libraries raise classes of their own, and plain Exception
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"The tokenizer of {path} cannot be read ({reason}); copy the model's tokenizer.json and "
+            "tokenizer_config.json there again."
+        ) from None
+    if tokenizer.is_fast:
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
+
+
+def _read(path: pathlib.Path) -> PreTrainedTokenizerBase:
     config = path / "tokenizer_config.json"
     declared = json.loads(config.read_text()).get("tokenizer_class") if config.is_file() else None
     # Files that describe themselves completely are read as they are: AutoTokenizer rebuilds them from their vocabulary,
