@@ -138,6 +138,11 @@ def test_bos_is_written_once_and_trimming_templates_trim():
         (None, "no chat template"),
         ("{% for m in messages %}{{ m.content }} {% endfor %}", "does not begin with a special token"),
         ("{{ messages[0].content }}", "drops or changes a message"),
+        ("{% for m in %}", "cannot write a plain user-assistant conversation"),
+        (
+            "{% if messages|length > 1 %}{{ raise_exception('one message only') }}{% endif %}{{ messages[0].content }}",
+            "one message only",
+        ),
     ],
 )
 def test_unusable_templates_are_refused_with_one_sentence(template, message):

@@ -51,7 +51,13 @@ class ChatFormat:
         lead = f"{system}\n\n" if system and not head else ""
 
         def render(first: str, *later: dict[str, str]) -> str:
-            return _render(tokenizer, [*head, _user(lead + first), *later])
+            try:
+                return _render(tokenizer, [*head, _user(lead + first), *later])
+            except jinja2.TemplateError as error:
+                raise ValueError(
+                    f"The chat template cannot write a plain user-assistant conversation ({error}); correct it, or use "
+                    "another one."
+                ) from None
 
         opening = render(_USER)
         before_first, after_first = _cut(opening, _USER)
