@@ -17,6 +17,7 @@ from rspo_jax.models import lora
 from rspo_jax.models.chat import ChatFormat
 from rspo_jax.models.constrain import ActionGrammar
 from rspo_jax.models.hf import load_hf
+from rspo_jax.models.hf_config import read_config
 from rspo_jax.models.tokenizer import load_tokenizer
 from rspo_jax.rollout import RolloutSettings
 from rspo_jax.update import LossOptions
@@ -117,7 +118,15 @@ def make_policy(config: ConfigDict, mesh: jax.sharding.Mesh, path: str | pathlib
     """
     path = pathlib.Path(path) if path else model_path(config)
     longest = longest_row(config)
+    vocab_size = read_config(path, max_length=longest).vocab_size  # first: the tokenizer's library would fail worse
     tokenizer = load_tokenizer(path)
+    # An id without an embedding reads as NaN. Nobody writes the padding token, which some models leave out.
+    largest = max(i for i in tokenizer.get_vocab().values() if i != tokenizer.pad_token_id)
+    if largest >= vocab_size:
+        raise ValueError(
+            f"{path}: the tokenizer has ids up to {largest}, and the vocab_size of config.json is {vocab_size}; take "
+            "both from the same model, or resize its embedding."
+        )
     require_one_of("model.dtype", config.model.dtype, ("float32", "bfloat16"))
     model, params = load_hf(path, dtype=config.model.dtype, mesh=mesh, max_length=longest)
     require(
@@ -225,6 +234,7 @@ def validate(config: ConfigDict) -> None:
         "env.workers": 0,
         "context.history": 0,
         "context.max_tokens": 16,
+        "context.max_prompt": 16,
         "decoding.max_response": 1,
         "decoding.rows": 0,
         "optim.lr": 0,
@@ -274,7 +284,16 @@ def validate(config: ConfigDict) -> None:
     require(
         not config.loss.dual_clip or config.loss.dual_clip > 1, "loss.dual_clip", config.loss.dual_clip, "0 or above 1"
     )
+    _check_adapters(config.model.lora)
     _check_variants(config)
+
+
+def _check_adapters(adapters: ConfigDict) -> None:
+    if adapters.rank:
+        for target in adapters.targets:
+            require_one_of("model.lora.targets", target, lora.TARGETS)
+        require(len(adapters.targets) > 0, "model.lora.targets", (), f"choose from {', '.join(lora.TARGETS)}")
+        require(adapters.alpha > 0, "model.lora.alpha", adapters.alpha, "must be above 0")
 
 
 def _check_variants(config: ConfigDict) -> None:

@@ -35,6 +35,7 @@ FAMILIES = {
     },
 }
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window")
 _ROPE_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _NOT_IMPLEMENTED = {  # key: the values under which it changes nothing
     "attention_bias": (False, None),
@@ -73,9 +74,10 @@ def parse_config(fields: dict, *, max_length: int | None = None, where: str = "c
     missing = [key for key in _SIZES if key not in read]
     if missing:
         raise ValueError(f"{where} lacks {', '.join(missing)}; every size of the model must be given.")
-    not_whole = [key for key in _SIZES if type(read[key]) is not int or read[key] < 1]
+    not_whole = [k for k in (*_SIZES, *_OPTIONAL_SIZES) if k in read and (type(read[k]) is not int or read[k] < 1)]
     if not_whole:
         raise ValueError(f"{where}: {not_whole[0]} = {read[not_whole[0]]!r} must be a positive whole number.")
+    _check_numbers(read, ("rms_norm_eps",), where)
     for key, harmless in _NOT_IMPLEMENTED.items():
         if fields.get(key) not in harmless:
             raise ValueError(f"{where}: {key} = {fields[key]!r} is not implemented; use a model without it.")
@@ -143,8 +145,19 @@ def _activation(fields, read):
     return "gelu_pytorch_tanh" if fields["model_type"] == "gemma" and name == "gelu" else name
 
 
+def _check_numbers(fields, keys, where):
+    wrong = [key for key in keys if key in fields and type(fields[key]) not in (int, float)]
+    if wrong:
+        raise ValueError(f"{where}: {wrong[0]} = {fields[wrong[0]]!r} must be a number.")
+
+
 def _read_rope(fields, read, where):
-    rope = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
+    rope = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
+        raise ValueError(
+            f"{where}: rope_parameters = {rope!r} is not implemented; use a model with one rotation for all layers."
+        )
+    rope = {"rope_theta": read.get("rope_theta", 10000.0)} | rope
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type not in ("default", "linear", "llama3"):
         raise ValueError(
@@ -152,7 +165,8 @@ def _read_rope(fields, read, where):
         )
     if rope.get("partial_rotary_factor", 1.0) not in (1.0, None):
         raise ValueError(f"{where}: partial_rotary_factor is not implemented; use a model that rotates whole heads.")
-    theta = float(rope.get("rope_theta", read.get("rope_theta", 10000.0)))
+    _check_numbers(rope, ("rope_theta",), where)
+    theta = float(rope["rope_theta"])
     if rope_type == "default":
         return RopeConfig(rope_theta=theta)
     if rope_type == "llama3":
@@ -161,6 +175,7 @@ def _read_rope(fields, read, where):
     missing = [key for key in wanted if key not in rope]
     if missing:
         raise ValueError(f"{where}: RoPE scaling {rope_type!r} lacks {', '.join(missing)}; complete rope_parameters.")
+    _check_numbers(rope, wanted, where)
     return RopeConfig(rope_theta=theta, rope_type=rope_type, **{key: rope[key] for key in wanted})
 
 
