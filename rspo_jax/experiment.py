@@ -273,7 +273,9 @@ class Experiment:
     def save_agent(self, name: str = "agent") -> pathlib.Path:
         """Writes the target as a Hugging Face directory, adapters merged."""
         path = self.workdir / name
-        hf.save_hf(path, self.policy.config, self.policy.merged(self.target.params), self.policy.tokenizer)
+        policy = self.policy
+        params = policy.merged(self.target.params)
+        hf.save_hf(path, policy.config, params, policy.tokenizer, end_token=policy.chat.end_token)
         return path
 
     # A signal stops the run after the tick in progress.

@@ -116,5 +116,6 @@ def imitate(config, workdir, writer=None):
             logging.info("sft step %d loss %.4f", i, float(value))
             if writer is not None:
                 writer.write({"step": i + 1, "phase": "sft", "loss": value})
-    hf.save_hf(workdir / "agent", policy.config, policy.merged(params), policy.tokenizer)
+    end_token = policy.chat.end_token
+    hf.save_hf(workdir / "agent", policy.config, policy.merged(params), policy.tokenizer, end_token=end_token)
     return policy, params

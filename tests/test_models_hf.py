@@ -127,6 +127,30 @@ def test_round_trip_keeps_every_bit_and_every_config_key(name, dtype, tmp_path):
     assert_same_bits(params_again, params)
 
 
+def test_generation_ends_at_the_models_own_tokens_and_at_the_end_of_a_turn(tmp_path):
+    """An instruction-tuned model may name other ends in generation_config.json than in config.json."""
+    recorded("gemma", tmp_path / "a", {"eos_token_id": 1})
+    written = {}
+
+    def saved(name, **options):
+        models.save_hf(tmp_path / name, *models.load_hf(tmp_path / "a"), **options)
+        path = tmp_path / name / "generation_config.json"
+        written[name] = json.loads(path.read_text()) if path.is_file() else None
+        return written[name]
+
+    assert saved("none") is None
+    assert saved("born", end_token=7) == {"eos_token_id": [7, 1]}
+    (tmp_path / "a" / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 7], "top_p": 0.8}))
+    assert saved("kept", end_token=7) == saved("as it was") == {"eos_token_id": [1, 7], "top_p": 0.8}
+    (tmp_path / "a" / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "pad_token_id": 0}))
+    assert saved("more", end_token=7) == {"eos_token_id": [7, 1], "pad_token_id": 0}
+    transformers = pytest.importorskip("transformers")
+    assert transformers.GenerationConfig.from_pretrained(tmp_path / "more").eos_token_id == [7, 1]
+    (tmp_path / "a" / "generation_config.json").write_text("{")
+    with pytest.raises(ValueError, match="generation_config.json is not valid JSON"):
+        models.load_hf(tmp_path / "a")
+
+
 def test_shards_hold_what_one_file_holds(tmp_path, monkeypatch):
     config = tiny_config()
     params = tiny_params(config, dtype="bfloat16")

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rspo_jax.models.tokenizer import encode, load_tokenizer, train_tokenizer
+from rspo_jax import build
+from rspo_jax.models.chat import ChatFormat
+from rspo_jax.models.tokenizer import encode, load_tokenizer, make_portable, train_tokenizer
 
 TEXTS = [
     "you are in the middle of a room. looking around you, you see a fridge 1, a fridge 12, and a apple 1.",
@@ -139,3 +141,25 @@ def test_unreadable_tokenizers_are_named_in_one_sentence(tokenizer, tmp_path, mo
     with pytest.raises(ValueError, match=f"tokenizer of {tmp_path} cannot be read .*tokenizer.json") as error:
         load_tokenizer(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_what_is_saved_is_in_words_that_transformers_4_reads_as_well(tokenizer, tmp_path):
+    """It knows no class TokenizersBackend, and wants a mapping where version 5 writes a list of special tokens."""
+    tokenizer.save_pretrained(tmp_path)
+    edit(tmp_path / "tokenizer_config.json", extra_special_tokens=["<|user|>", "<|assistant|>"])
+    make_portable(tmp_path)
+    fields = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert fields["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert isinstance(fields.get("extra_special_tokens", {}), dict)
+    assert fields["additional_special_tokens"] == ["<|user|>", "<|assistant|>"]
+    loaded = load_tokenizer(tmp_path)
+    assert encode(loaded, TEXTS[0] + "<|user|>") == encode(tokenizer, TEXTS[0] + "<|user|>")
+    assert {"<|user|>", "<|assistant|>"} <= set(loaded.all_special_tokens)
+
+
+@pytest.mark.parametrize("agent", sorted(p.name for p in build.ASSETS.iterdir() if (p / "config.json").is_file()))
+def test_shipped_agents_are_portable_and_say_where_an_answer_ends(agent):
+    fields = json.loads((build.ASSETS / agent / "tokenizer_config.json").read_text())
+    assert fields["tokenizer_class"] == "PreTrainedTokenizerFast"
+    end = ChatFormat.from_tokenizer(load_tokenizer(build.ASSETS / agent)).end_token
+    assert json.loads((build.ASSETS / agent / "generation_config.json").read_text()) == {"eos_token_id": [end]}

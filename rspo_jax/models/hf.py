@@ -20,7 +20,8 @@ import safetensors
 import safetensors.numpy
 
 from rspo_jax import sharding
-from rspo_jax.models.hf_config import config_fields, read_config
+from rspo_jax.models.hf_config import config_fields, generation_fields, read_config
+from rspo_jax.models.tokenizer import make_portable
 from rspo_jax.models.transformer import ModelConfig, Params, init
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -56,9 +57,12 @@ def load_hf(
     return config, flax.traverse_util.unflatten_dict(flat, sep="/")
 
 
-def save_hf(directory: str | pathlib.Path, config: ModelConfig, params: Params, tokenizer=None) -> None:
+def save_hf(
+    directory: str | pathlib.Path, config: ModelConfig, params: Params, tokenizer=None, *, end_token: int | None = None
+) -> None:
     """Writes config.json, safetensors (shards of 5 GB) and the tokenizer, so that transformers loads the same model.
 
+    end_token: id that ends an answer, for generation_config.json (by default what the model came with, if anything).
     Files are complete before they get their names, config.json last: a directory that has one is whole. On several
     hosts every process must call this; the first one writes.
     """
@@ -73,8 +77,11 @@ def save_hf(directory: str | pathlib.Path, config: ModelConfig, params: Params, 
         if writes:
             if tokenizer is not None:
                 tokenizer.save_pretrained(temporary)
-            text = json.dumps(config_fields(config, flat["embed_tokens"].dtype.name), indent=2, sort_keys=True)
-            (temporary / "config.json").write_text(text + "\n")
+                make_portable(temporary)
+            _write_json(temporary / "config.json", config_fields(config, flat["embed_tokens"].dtype.name))
+            generation = generation_fields(config, end_token)
+            if generation:
+                _write_json(temporary / "generation_config.json", generation)
             _install(temporary, directory)
     finally:
         if writes:
@@ -218,7 +225,11 @@ def _write_tensors(directory, named):
         os.replace(directory / f"part-{i}", directory / file)
     weight_map = {name: file for file, (names, _) in zip(files, shards, strict=True) for name in names}
     index = {"metadata": {"total_size": sum(n for _, n in shards)}, "weight_map": weight_map}
-    (directory / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    _write_json(directory / _INDEX, index)
+
+
+def _write_json(path, fields):
+    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
 
 
 def _install(temporary, directory):

@@ -58,11 +58,16 @@ def read_config(directory: str | pathlib.Path, *, max_length: int | None = None)
     path = directory / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{directory} has no config.json; it must be a model saved in Hugging Face format.")
+    config = parse_config(_read_json(path), max_length=max_length, where=str(path))
+    generation = directory / "generation_config.json"
+    return dataclasses.replace(config, generation=json.dumps(_read_json(generation)) if generation.is_file() else "")
+
+
+def _read_json(path):
     try:
-        fields = json.loads(path.read_text())
+        return json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error}); save the model again.") from None
-    return parse_config(fields, max_length=max_length, where=str(path))
 
 
 def parse_config(fields: dict, *, max_length: int | None = None, where: str = "config.json") -> ModelConfig:
@@ -109,6 +114,19 @@ def config_fields(config: ModelConfig, dtype: str) -> dict:
             fields.pop(key, None)
         fields |= _own_fields(config)
     fields["torch_dtype" if "torch_dtype" in fields and "dtype" not in fields else "dtype"] = dtype
+    return fields
+
+
+def generation_fields(config: ModelConfig, end_token: int | None) -> dict:
+    """The generation_config.json object of `config`: what it came with, and an answer ends at `end_token` as well.
+
+    Without one transformers and vLLM stop where config.json says, which need not be where a chat template ends a turn.
+    """
+    fields = json.loads(config.generation) if config.generation else {}
+    if end_token is not None:
+        known = fields.get("eos_token_id", json.loads(config.source or "{}").get("eos_token_id"))
+        known = known if isinstance(known, list) else [known] * (known is not None)
+        fields["eos_token_id"] = known if end_token in known else [end_token, *known]
     return fields
 
 

@@ -71,6 +71,18 @@ def _read(path: pathlib.Path) -> PreTrainedTokenizerBase:
     return loader.from_pretrained(str(path), local_files_only=True)
 
 
+def make_portable(directory: str | pathlib.Path) -> None:
+    """Rewrites what transformers 5 saved of a tokenizer in the words of transformers 4, which both of them read."""
+    path = pathlib.Path(directory) / "tokenizer_config.json"
+    fields = json.loads(path.read_text()) if path.is_file() else {}
+    if fields.get("tokenizer_class") == "TokenizersBackend":
+        fields["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(fields.get("extra_special_tokens"), list):
+        fields["additional_special_tokens"] = fields.pop("extra_special_tokens")
+    if fields:
+        path.write_text(json.dumps(fields, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
+
+
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Ids of `text` alone: special tokens that are written in it count, none is added around it."""
     if tokenizer.is_fast:  # the wrapper around this call costs five times as much as the call

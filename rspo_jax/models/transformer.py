@@ -37,8 +37,9 @@ class ModelConfig:
     qkv_bias: biases on the query, key and value projections (Qwen2). qk_norm: RMSNorm on each query and key head
     (Qwen3). norm_offset: a stored norm scale s acts as s + norm_offset, and embed_scale multiplies the embeddings by
     sqrt(D) (Gemma). mesh: devices that the rows of activations are split over; without it, where parameters are split
-    by `fsdp`, XLA splits the width of activations and computes all rows everywhere. source: the config.json this was
-    read from, written back on export; it takes no part in equality.
+    by `fsdp`, XLA splits the width of activations and computes all rows everywhere. source and generation: the
+    config.json this was read from and the generation_config.json beside it, written back on export; they take no part
+    in equality.
     """
 
     vocab_size: int
@@ -60,6 +61,7 @@ class ModelConfig:
     embed_scale: bool = False
     mesh: jax.sharding.Mesh | None = None
     source: str = dataclasses.field(default="", compare=False, repr=False)
+    generation: str = dataclasses.field(default="", compare=False, repr=False)
 
     def __post_init__(self):
         if self.num_attention_heads % self.num_key_value_heads:
