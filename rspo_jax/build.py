@@ -19,6 +19,7 @@ from rspo_jax.models.constrain import ActionGrammar
 from rspo_jax.models.hf import load_hf
 from rspo_jax.models.hf_config import read_config
 from rspo_jax.models.tokenizer import load_tokenizer
+from rspo_jax.models.transformer import ModelConfig
 from rspo_jax.rollout import RolloutSettings
 from rspo_jax.update import LossOptions
 
@@ -111,14 +112,27 @@ def longest_row(config: ConfigDict) -> int:
     return c.max_tokens if c.mode == "append" else c.max_prompt + config.decoding.max_response
 
 
+def read_model_config(config: ConfigDict, path: str | pathlib.Path) -> ModelConfig:
+    """The ModelConfig of the model at `path`; raises ValueError where the longest row is too long for it."""
+    longest = longest_row(config)
+    model = read_config(path, max_length=longest)
+    append, positions = config.context.mode == "append", model.max_position_embeddings
+    require(
+        longest <= positions,
+        "context.max_tokens" if append else "context.max_prompt + decoding.max_response",
+        longest,
+        f"the model at {path} takes at most {positions} positions",
+    )
+    return model
+
+
 def make_policy(config: ConfigDict, mesh: jax.sharding.Mesh, path: str | pathlib.Path | None = None):
     """(Policy, trainable parameters) of the model at `path` (default: model_path(config)).
 
     With model.lora.rank > 0 the trainable parameters are a fresh adapter and the policy holds the base.
     """
     path = pathlib.Path(path) if path else model_path(config)
-    longest = longest_row(config)
-    vocab_size = read_config(path, max_length=longest).vocab_size  # first: the tokenizer's library would fail worse
+    vocab_size = read_model_config(config, path).vocab_size  # first: the tokenizer's library would fail worse
     tokenizer = load_tokenizer(path)
     # An id without an embedding reads as NaN. Nobody writes the padding token, which some models leave out.
     largest = max(i for i in tokenizer.get_vocab().values() if i != tokenizer.pad_token_id)
@@ -128,13 +142,7 @@ def make_policy(config: ConfigDict, mesh: jax.sharding.Mesh, path: str | pathlib
             "both from the same model, or resize its embedding."
         )
     require_one_of("model.dtype", config.model.dtype, ("float32", "bfloat16"))
-    model, params = load_hf(path, dtype=config.model.dtype, mesh=mesh, max_length=longest)
-    require(
-        longest <= model.max_position_embeddings,
-        "context.max_tokens" if config.context.mode == "append" else "context.max_prompt",
-        longest,
-        f"the model at {path} takes at most {model.max_position_embeddings} positions",
-    )
+    model, params = load_hf(path, dtype=config.model.dtype, mesh=mesh, max_length=longest_row(config))
     return assemble_policy(config, mesh, model, tokenizer, params)
 
 

@@ -14,7 +14,7 @@ from rspo_jax.buffer import Buffer
 from rspo_jax.checkpoint import Checkpointer, abstract
 from rspo_jax.configuration import check_same_config, save_config
 from rspo_jax.critic import Critic, turn_values
-from rspo_jax.learner import Learner
+from rspo_jax.learner import Learner, check_micro_rows
 from rspo_jax.metrics import MetricsWriter
 from rspo_jax.models import hf
 from rspo_jax.packing import Shapes, from_arrays, to_arrays
@@ -64,6 +64,7 @@ class Experiment:
         evaluate.check_splits(self.suite, [*config.eval.splits, *config.eval.final_splits])
         resuming = check_same_config(self.workdir, config, MAY_DIFFER)
         self.mesh = build.make_mesh(config)
+        check_micro_rows(config, self.mesh)  # before minutes are spent on reading a large model
         self._make_agents(config)
         train = self.suite.splits["train"]
         self.streams = {name: TaskStream(train, config.seed, stream=i) for i, name in enumerate(("target", "guide"))}

@@ -52,6 +52,12 @@ class Forward:
         return action_logprobs(whole, self.model, actions, free_tokens, self.temperature, remat=remat)
 
 
+def check_micro_rows(config, mesh) -> None:
+    """Raises ValueError where a micro-batch does not divide over the mesh."""
+    parts, micro = mesh.shape["data"] * mesh.shape["fsdp"], config.optim.micro_rows
+    require(micro % parts == 0, "optim.micro_rows", micro, f"give a multiple of data x fsdp = {parts}, or 0")
+
+
 class Learner:
     """Updates agents of one policy. Holds no agent itself: states go in and come out.
 
@@ -61,9 +67,8 @@ class Learner:
     def __init__(self, policy: Policy, config, options: LossOptions, mesh):
         self.policy, self.config, self.options, self.mesh = policy, config, options, mesh
         self.optimizer = make_optimizer(config.optim)
-        parts, micro = mesh.shape["data"] * mesh.shape["fsdp"], config.optim.micro_rows
-        require(micro % parts == 0, "optim.micro_rows", micro, f"give a multiple of data x fsdp = {parts}, or 0")
-        self.row_multiple = math.lcm(parts, micro or 1)
+        check_micro_rows(config, mesh)
+        self.row_multiple = math.lcm(mesh.shape["data"] * mesh.shape["fsdp"], config.optim.micro_rows or 1)
         self.forward = Forward(
             policy.config, policy.dtype, policy.lora_alpha, config.decoding.temperature, config.model.remat
         )
@@ -222,4 +227,4 @@ def pad_rows(batch, rows: int):
     return jax.tree.map(lambda x: np.pad(np.asarray(x), [(0, rows - len(x))] + [(0, 0)] * (np.ndim(x) - 1)), batch)
 
 
-__all__ = ["Forward", "Learner", "Rows", "init_state", "minibatches", "pad_rows"]
+__all__ = ["Forward", "Learner", "Rows", "check_micro_rows", "init_state", "minibatches", "pad_rows"]

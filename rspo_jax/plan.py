@@ -22,8 +22,8 @@ from ml_collections import ConfigDict, config_flags
 
 from rspo_jax import build, configuration, packing, sharding
 from rspo_jax.configuration import require
+from rspo_jax.learner import check_micro_rows
 from rspo_jax.models import attention, logprobs, lora, transformer
-from rspo_jax.models.hf_config import read_config
 from rspo_jax.models.rope import RopeConfig
 from rspo_jax.models.transformer import ModelConfig
 from rspo_jax.models.value import init_value_head
@@ -58,9 +58,10 @@ class Plan:
 def plan(config: ConfigDict, model: ModelConfig, devices: int, *, platform: str = "gpu") -> Plan:
     """The plan of a configuration with this model on so many devices.
 
-    Raises ValueError where the mesh does not fit the devices, or does not divide a parameter.
+    Raises ValueError where the mesh does not fit the devices, or does not divide a parameter or a micro-batch.
     """
     mesh = abstract_mesh(config, devices)
+    check_micro_rows(config, mesh)
     trained, base = parameters(config, model)
     return Plan(
         _held(config, model, mesh, trained, base),
@@ -73,9 +74,9 @@ def abstract_mesh(config: ConfigDict, devices: int) -> AbstractMesh:
     """The mesh of config.mesh over devices that need not exist."""
     m = config.mesh
     require(devices >= 1, "devices", devices, "give at least 1")
-    data = max(1, devices // (m.fsdp * m.tensor)) if m.data == -1 else m.data
+    data = max(1, devices // max(1, m.fsdp * m.tensor)) if m.data == -1 else m.data
     require(
-        data * m.fsdp * m.tensor == devices,
+        min(data, m.fsdp, m.tensor) >= 1 and data * m.fsdp * m.tensor == devices,
         "mesh",
         f"data {data} x fsdp {m.fsdp} x tensor {m.tensor}",
         f"there are {devices} devices; choose sizes whose product is {devices}",
@@ -98,7 +99,7 @@ def model_of(config: ConfigDict, preset: str | None = None) -> ModelConfig:
     unset = not config.model.path or config.model.path.startswith("<")  # presets name what to fill in as <...>
     if unset and preset in PUBLISHED:
         return PUBLISHED[preset]
-    return read_config(build.model_path(config), max_length=build.longest_row(config))
+    return build.read_model_config(config, build.model_path(config))
 
 
 def parameter_count(model: ModelConfig) -> int:
@@ -149,12 +150,13 @@ def _sampling(config, model, mesh, trained, base) -> dict[str, float]:
     window = settings.context == "window"
     length = settings.max_prompt + settings.max_response if window else settings.max_tokens
     cache = jax.eval_shape(partial(transformer.init_cache, model, rows, bucket(length, 256), dtype))
+    held = tree_bytes(cache) / (1 if model.num_key_value_heads % mesh.shape["tensor"] else mesh.shape["tensor"])
     # Prompts that all rows share are computed once and repeated; in append context the cache grows by copying.
     second = 0.5 if window else 1.0
     whole = trained if base is None else base
     parts = {
-        "key/value cache": tree_bytes(cache) / mesh.shape["tensor"],
-        "key/value cache, while it is copied": second * tree_bytes(cache) / mesh.shape["tensor"],
+        "key/value cache": held,
+        "key/value cache, while it is copied": second * held,
         "logits and their probabilities": 4.0 * 4 * rows * model.vocab_size,
         "prefill of one chunk": _layer_bytes(_split(model, mesh), rows, min(PREFILL_CHUNK, length), dtype, length),
     }
@@ -267,12 +269,14 @@ def _parts(mesh) -> int:
 
 
 def _split(model: ModelConfig, mesh) -> ModelConfig:
-    """The model as one of the devices sees it that share each layer."""
+    """The model as one of the devices sees it that share each layer; a head that several share counts whole."""
     t = mesh.shape["tensor"]
+    group = model.num_attention_heads // model.num_key_value_heads
+    kv_heads = -(-model.num_key_value_heads // t)
     return replace(
         model,
-        num_attention_heads=model.num_attention_heads // t,
-        num_key_value_heads=model.num_key_value_heads // t,
+        num_attention_heads=kv_heads * -(-group // max(1, t // model.num_key_value_heads)),
+        num_key_value_heads=kv_heads,
         intermediate_size=model.intermediate_size // t,
     )
 

@@ -208,7 +208,23 @@ def test_devices_that_the_mesh_does_not_fill_are_an_error():
     with pytest.raises(ValueError, match="mesh = 'data 1 x fsdp 2 x tensor 1': there are 3 devices"):
         plan.plan(short(mesh__fsdp=2), SMALL, 3)
     with pytest.raises(ValueError, match="does not divide"):
-        plan.plan(short(mesh__fsdp=3), SMALL, 3)
+        plan.plan(short(mesh__fsdp=3, optim__micro_rows=3), SMALL, 3)
+    with pytest.raises(ValueError, match="mesh = 'data 4 x fsdp 0 x tensor 1'"):
+        plan.plan(short(mesh__fsdp=0), SMALL, 4)
+
+
+def test_what_a_run_refuses_is_no_plan():
+    with pytest.raises(ValueError, match="optim.micro_rows = 16: give a multiple of data x fsdp = 32, or 0"):
+        plan.plan(short(optim__micro_rows=16), SMALL, 32)
+    tree = config("webshop", "gigpo", model__path=str(build.ASSETS / "webshop-easy"))
+    with pytest.raises(ValueError, match="takes at most 4096 positions"):
+        plan.model_of(tree)
+
+
+def test_devices_that_share_a_head_each_hold_its_cache():
+    """With two key/value heads, four devices of a tensor axis cannot split them."""
+    one, two, four = (plan.plan(short(mesh__tensor=t), SMALL, t).sampling["key/value cache"] for t in (1, 2, 4))
+    assert (two, four) == (one / 2, one)
 
 
 def command(*arguments: str):
