@@ -152,14 +152,12 @@ class Decoder:
         self._slot = 0
         slots = bucket(tokens.shape[1] + self.s.max_response, 256)
         dtype = self.params["embed_tokens"].dtype
-        make = functools.partial(transformer.init_cache, self.policy.config, len(ids), slots, dtype)
-        split = sharding.batch_sharding(self.policy.mesh)  # born in its places: whole, it may not fit a device
-        self._cache = jax.jit(make, out_shardings=split)() if self._parts > 1 else make()
+        self._cache = _cache_maker(self.policy.config, len(ids), slots, dtype, self.policy.mesh)()
         last = self._prefill(tokens, mask)
         if not shared:
             return last
         source = np.asarray([distinct[tuple(p)] for p in prompts] + [0] * (size - len(rows)), np.int32)
-        self._cache = self._shard(_take_cache(self._cache, source))
+        self._cache = self._place(_take_cache(self._cache, source))
         return self._shard(jnp.take(last, source, axis=0))
 
     def _continue(self, rows, prompts) -> jax.Array:
@@ -176,7 +174,7 @@ class Decoder:
             return
         place_of = {row: place for place, row in enumerate(self._owners)}
         keep = np.asarray([place_of[row] for row in rows] + [0] * (size - len(rows)), np.int32)
-        self._cache = self._shard(_take_cache(self._cache, keep))
+        self._cache = self._place(_take_cache(self._cache, keep))
         self._owners = [*rows, *[-1] * (size - len(rows))]
 
     def _prefill(self, tokens, mask) -> jax.Array:
@@ -214,10 +212,23 @@ class Decoder:
     def _reserve(self, slots: int) -> None:
         have, need = self._cache.valid.shape[1], self._slot + slots
         if need > have:
-            self._cache = self._shard(_grow_cache(self._cache, bucket(need, 256)))
+            self._cache = self._place(_grow_cache(self._cache, bucket(need, 256)))
 
     def _shard(self, tree):
         return sharding.shard_batch(tree, self.policy.mesh) if self._parts > 1 else tree
+
+    def _place(self, cache):
+        mesh = self.policy.mesh
+        return jax.device_put(cache, sharding.cache_shardings(cache, mesh)) if mesh.size > 1 else cache
+
+
+@functools.lru_cache(maxsize=64)
+def _cache_maker(config, rows: int, slots: int, dtype, mesh: Mesh):
+    """Makes an empty cache in its places: whole, it may not fit a device."""
+    make = functools.partial(transformer.init_cache, config, rows, slots, dtype)
+    if mesh.size == 1:
+        return make
+    return jax.jit(make, out_shardings=sharding.cache_shardings(jax.eval_shape(make), mesh))
 
 
 _take_cache = jax.jit(transformer.take_cache)

@@ -81,6 +81,16 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
+def cache_shardings(cache, mesh: Mesh):
+    """Splits the rows of a key/value cache as a batch's, and its heads over tensor where that divides them."""
+
+    def place(leaf):
+        heads = ("tensor",) if len(leaf.shape) == 4 and leaf.shape[1] % mesh.shape["tensor"] == 0 else ()
+        return NamedSharding(mesh, PartitionSpec(BATCH, *heads))
+
+    return jax.tree.map(place, cache)
+
+
 def shard_batch(tree, mesh: Mesh):
     """Places arrays whose axis 0 is rows; raises ValueError where the rows do not divide evenly."""
     parts = mesh.shape["data"] * mesh.shape["fsdp"]

@@ -1,5 +1,6 @@
 """Episodes and one update on a mesh; run as a program, on the number of devices that JAX was given."""
 
+import math
 import sys
 
 import jax
@@ -9,9 +10,10 @@ import tiny
 from rspo_jax import packing
 
 
-def compute(data: int = 1, fsdp: int = 1, context: str = "append") -> dict[str, np.ndarray]:
+def compute(data: int = 1, fsdp: int = 1, tensor: int = 1, context: str = "append") -> dict[str, np.ndarray]:
     """Sampled tokens and log-probs, and gradient and loss of one update."""
-    tree = tiny.config(mesh__data=data, mesh__fsdp=fsdp, context__mode=context, optim__micro_rows=8)
+    mesh = {"mesh__data": data, "mesh__fsdp": fsdp, "mesh__tensor": tensor}
+    tree = tiny.config(context__mode=context, optim__micro_rows=8, **mesh)
     policy, params = own = tiny.policy(tree)
     learner = tiny.learner(tree)
     state = learner.init(params)
@@ -25,6 +27,7 @@ def compute(data: int = 1, fsdp: int = 1, context: str = "append") -> dict[str, 
 
 
 if __name__ == "__main__":
-    path, context, data, fsdp = sys.argv[1:]
-    assert jax.device_count() == int(data) * int(fsdp)
-    np.savez(path, **compute(int(data), int(fsdp), context))
+    path, context, *sizes = sys.argv[1:]
+    sizes = [int(size) for size in sizes]
+    assert jax.device_count() == math.prod(sizes)
+    np.savez(path, **compute(*sizes, context=context))

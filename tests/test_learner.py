@@ -49,15 +49,15 @@ def test_log_probs_of_any_number_of_rows():
     np.testing.assert_allclose(some, whole[:5], atol=1e-5)
 
 
-@pytest.mark.parametrize("context, data, fsdp", [("append", 2, 2), ("window", 1, 4)])
-def test_episodes_and_updates_on_a_mesh_equal_those_on_one_device(tmp_path, context, data, fsdp):
+@pytest.mark.parametrize("context, data, fsdp, tensor", [("append", 2, 2, 1), ("window", 1, 4, 1), ("append", 1, 2, 2)])
+def test_episodes_and_updates_on_a_mesh_equal_those_on_one_device(tmp_path, context, data, fsdp, tensor):
     path = tmp_path / "sharded.npz"
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": str(data * fsdp),
+        "JAX_NUM_CPU_DEVICES": str(data * fsdp * tensor),
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    command = [sys.executable, sharded.__file__, str(path), context, str(data), str(fsdp)]
+    command = [sys.executable, sharded.__file__, str(path), context, str(data), str(fsdp), str(tensor)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     assert run.returncode == 0, run.stderr
     there, here = np.load(path), sharded.compute(context=context)

@@ -52,6 +52,7 @@ def test_each_device_holds_its_part_only(figures):
     assert parts["norm/scale"] == [32]
     assert figures[str((2, 2, 2))]["moments follow"]
     assert figures[str((2, 2, 2))]["gathered shape"] == [2, 32, 16]
+    assert figures[str((2, 2, 2))]["cache shape"] == [2, 1, 8, 16]
 
 
 def test_sizes_that_do_not_divide_are_named(figures):
@@ -111,6 +112,8 @@ def measure_mesh(sizes, params, batch, want):
         loaded_config, loaded = models.load_hf(directory, mesh=mesh)
     same = difference(loaded, params) == 0 and same_places(loaded, sharded)
     found["saved and loaded equal"] = same and loaded_config == on_mesh
+    cache = jax.eval_shape(lambda: models.init_cache(CONFIG, 8, 16))
+    found["cache shape"] = sharding.cache_shardings(cache, mesh).k[0].shard_shape(cache.k[0].shape)
     gathered = sharding.gather_fsdp(sharded, mesh)["layers"]["self_attn"]["q_proj"]["kernel"]
     found["gathered shape"] = gathered.addressable_shards[0].data.shape
     return found
