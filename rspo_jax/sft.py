@@ -103,6 +103,7 @@ def imitate(config, workdir, writer=None):
         policy, params = fresh_agent(config, suite, demos)
     else:
         policy, params = build.make_policy(config, build.make_mesh(config))
+        params = jax.tree.map(lambda x: x.astype(jnp.float32), params)  # bfloat16 would lose small updates
     rows = [to_row(d, policy, config.context.max_tokens) for d in demos]
     logging.info("vocabulary %d, rows of %.0f tokens", policy.config.vocab_size, np.mean([len(r) for r in rows]))
     schedule = optax.warmup_cosine_decay_schedule(0.0, config.sft.lr, config.sft.steps // 10, config.sft.steps)
