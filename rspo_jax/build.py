@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run: tasks, policy, parameters. All errors about user input arise here."""
+"""From a configuration to the parts of a run: tasks, policy, parameters."""
 
 import dataclasses
 import pathlib
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from rspo_jax import algos, sharding
+from rspo_jax import sharding
 from rspo_jax.configuration import require, require_one_of
 from rspo_jax.decoder import Policy
 from rspo_jax.envs import alfworld, gym_suite, prompts, webshop
@@ -141,9 +141,11 @@ def make_policy(config: ConfigDict, mesh: jax.sharding.Mesh, path: str | pathlib
             f"{path}: the tokenizer has ids up to {largest}, and the vocab_size of config.json is {vocab_size}; take "
             "both from the same model, or resize its embedding."
         )
-    require_one_of("model.dtype", config.model.dtype, ("float32", "bfloat16"))
     model, params = load_hf(path, dtype=config.model.dtype, mesh=mesh, max_length=longest_row(config))
-    return assemble_policy(config, mesh, model, tokenizer, params)
+    try:
+        return assemble_policy(config, mesh, model, tokenizer, params)
+    except ValueError as error:
+        raise ValueError(f"the model at {path} cannot act: {error}") from None
 
 
 def assemble_policy(config: ConfigDict, mesh, model, tokenizer, params):
@@ -202,132 +204,3 @@ def loss_options(config: ConfigDict) -> LossOptions:
         off_ratio_cap=config.rspo.off_ratio_cap or None,
         turns=config.env.max_turns,
     )
-
-
-def validate(config: ConfigDict) -> None:
-    """Raises ValueError, naming key, value and remedy, for settings that cannot work together."""
-    one_of = {
-        "context.mode": ("append", "window"),
-        "context.format": ("plain", "verl"),
-        "algo.name": tuple(algos.ADVANTAGES),
-        "algo.norm": ("std", "none"),
-        "algo.gae_level": ("turn", "token"),
-        "loss.kl_kind": ("k1", "k2", "k3"),
-        "loss.kl_in": ("loss", "reward"),
-        "loss.aggregation": ("token_mean", "turn_mean", "sequence_mean", "constant"),
-        "loss.ratio": ("token", "sequence"),
-        "loss.old_logp": ("sampler", "trainer"),
-        "reward": ("outcome", "dense", "mixed"),
-        "process_reward.source": ("env", "click", "model"),
-        "collect.outcome": ("success", "score"),
-        "reward_model.backbone": ("frozen", "trained"),
-        "optim.lr_schedule": ("constant", "linear", "cosine"),
-        "rspo.alpha_schedule": ("constant", "linear", "cosine"),
-        "rspo.collect": ("fresh", "reuse"),
-        "rspo.source": ("guide", "history", "self_imitation"),
-        "rspo.guide_reward": ("outcome", "dense", "mixed"),
-        "rspo.sampling": ("reward", "variance", "random"),
-        "rspo.backfill": ("on_policy", "none"),
-        "rspo.guide_reset": ("always", "until_success", "never"),
-        "rspo.off_clip": ("generalized", "standard", "decoupled", "none"),
-        "rspo.off_ratio": ("behaviour", "old"),
-        "rspo.guide_data": ("sampled", "recycled"),
-    }
-    for key, allowed in one_of.items():
-        require_one_of(key, _value(config, key), allowed)
-    at_least = {
-        "batch.tasks": 1,
-        "batch.group_size": 1,
-        "env.max_turns": 1,
-        "env.workers": 0,
-        "context.history": 0,
-        "context.max_tokens": 16,
-        "context.max_prompt": 16,
-        "decoding.max_response": 1,
-        "decoding.rows": 0,
-        "optim.lr": 0,
-        "optim.epochs": 1,
-        "optim.minibatch_rows": 0,
-        "optim.micro_rows": 0,
-        "process_reward.noise_std": 0,
-        "process_reward.refit": 0,
-        "collect.episodes": 1,
-        "collect.temperature": 0,
-        "reward_model.epochs": 1,
-        "reward_model.patience": 1,
-        "reward_model.lr": 0,
-        "reward_model.batch": 1,
-        "reward_model.rows": 1,
-        "reward_model.inner": 1,
-        "algo.dynamic_sampling": 0,
-        "loss.kl_horizon": 1,
-        "critic.warmup": 0,
-        "critic.epochs": 1,
-        "rspo.k": 1,
-        "rspo.collect_tasks": 1,
-        "rspo.history": 0,
-        "train.steps": 1,
-        "train.eval_every": 0,
-        "train.checkpoint_every": 1,
-        "eval.episodes": 1,
-        "model.lora.rank": 0,
-    }
-    for key, least in at_least.items():
-        require(_value(config, key) >= least, key, _value(config, key), f"give at least {least}")
-    require(config.decoding.temperature > 0, "decoding.temperature", config.decoding.temperature, "must be above 0")
-    require(0 <= config.rspo.alpha < 1, "rspo.alpha", config.rspo.alpha, "must be in [0, 1)")
-    stored = config.rspo.alpha * config.batch.tasks
-    require(
-        not config.rspo.enabled or abs(stored - round(stored)) < 1e-6,
-        "rspo.alpha",
-        config.rspo.alpha,
-        f"rspo.alpha * batch.tasks = {stored:g} must be a whole number of tasks (batch.tasks = {config.batch.tasks})",
-    )
-    require(
-        not (config.decoding.constrain and config.context.format == "verl"),
-        "decoding.constrain",
-        True,
-        "constrained decoding needs context.format = plain: a verl response is more than an action",
-    )
-    require(
-        not config.loss.dual_clip or config.loss.dual_clip > 1, "loss.dual_clip", config.loss.dual_clip, "0 or above 1"
-    )
-    _check_adapters(config.model.lora)
-    _check_variants(config)
-
-
-def _check_adapters(adapters: ConfigDict) -> None:
-    if adapters.rank:
-        for target in adapters.targets:
-            require_one_of("model.lora.targets", target, lora.TARGETS)
-        require(len(adapters.targets) > 0, "model.lora.targets", (), f"choose from {', '.join(lora.TARGETS)}")
-        require(adapters.alpha > 0, "model.lora.alpha", adapters.alpha, "must be above 0")
-
-
-def _check_variants(config: ConfigDict) -> None:
-    """Options of the algorithm that need others."""
-    loss, rspo, rounds = config.loss, config.rspo, config.algo.dynamic_sampling
-    require(
-        loss.kl_target <= 0 or loss.kl_coef > 0,
-        "loss.kl_coef",
-        loss.kl_coef,
-        "loss.kl_target multiplies it step by step; start above 0",
-    )
-    require(
-        not rounds or config.batch.group_size > 1,
-        "algo.dynamic_sampling",
-        rounds,
-        "one episode never varies; needs batch.group_size of at least 2",
-    )
-    require(
-        rspo.guide_data == "sampled" or (rspo.source == "guide" and rspo.collect == "fresh"),
-        "rspo.guide_data",
-        rspo.guide_data,
-        "a guide without rollouts of its own must collect: needs rspo.source = guide and rspo.collect = fresh",
-    )
-
-
-def _value(config: ConfigDict, key: str):
-    for name in key.split("."):
-        config = config[name]
-    return config

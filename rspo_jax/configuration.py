@@ -2,7 +2,9 @@
 
 import difflib
 import hashlib
+import importlib.machinery
 import importlib.util
+import inspect
 import json
 import os
 import pathlib
@@ -28,11 +30,18 @@ def load_config(spec: str, overrides: Mapping[str, Any] | None = None) -> Config
         )
         hint = f"did you mean {pathlib.Path(path).parent / near[0]}?" if near else "give a file such as configs/*.py"
         raise FileNotFoundError(f"configuration file {path} does not exist: {hint}")
-    module_spec = importlib.util.spec_from_file_location("_rspo_jax_config", path)
+    loader = importlib.machinery.SourceFileLoader("_rspo_jax_config", path)  # whatever the name ends in
+    module_spec = importlib.util.spec_from_loader(loader.name, loader)
     module = importlib.util.module_from_spec(module_spec)
-    module_spec.loader.exec_module(module)
+    try:
+        module_spec.loader.exec_module(module)
+    except SyntaxError as error:
+        reason = f"{error.msg}, line {error.lineno}"
+        raise ValueError(f"{path} is not Python ({reason}): give a configuration file as in configs/") from None
     if not hasattr(module, "get_config"):
         raise ValueError(f"{path} has no function get_config: give a configuration file such as those in configs/")
+    if preset and not inspect.signature(module.get_config).parameters:
+        raise ValueError(f"{path} has no presets: give it without :{preset}, or one of the other files in configs/")
     config = module.get_config(preset) if preset else module.get_config()
     config.lock()
     for key, value in (overrides or {}).items():
@@ -94,8 +103,11 @@ def parse_flags(argv: list[str]) -> list[str]:
     try:
         if spec and not pathlib.Path(spec.partition(":")[0]).is_file():
             load_config(spec)  # the flag itself would stay silent until its first use
-        return flags.FLAGS(argv)
-    except (flags.Error, FileNotFoundError, ValueError, KeyError, AttributeError, TypeError) as error:
+        program, *rest = flags.FLAGS(argv)
+        if rest:
+            raise ValueError(f"unexpected argument {rest[0]}: write options as --NAME=VALUE")
+        return [program]
+    except (flags.Error, OSError, SyntaxError, ValueError, KeyError, AttributeError, TypeError) as error:
         print(f"error: {_explain(argv, spec, error)}", file=sys.stderr)
         sys.exit(2)
 
@@ -257,7 +269,13 @@ def _explain(argv: Sequence[str], spec: str | None, error: Exception) -> str:
 
 def _type_hint(config: ConfigDict | None, key: str) -> str | None:
     """What kind of value a key takes, for the error about one that it does not take."""
-    if config is None or key not in _keys(config)[1]:
+    if config is None:
+        return None
+    groups, values = _keys(config)
+    if key in groups:
+        example = next(name for name in values if name.startswith(f"{key}."))
+        return f"a group of keys, of which one can be set, such as {example}"
+    if key not in values:
         return None
     *parents, name = key.split(".")
     node = config

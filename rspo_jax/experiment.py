@@ -21,6 +21,7 @@ from rspo_jax.packing import Shapes, from_arrays, to_arrays
 from rspo_jax.phases import first_phase
 from rspo_jax.tasks import TaskStream
 from rspo_jax.trajectory import Trajectory
+from rspo_jax.validation import validate
 
 # Keys that a resume may change: they do not change what a step computes.
 MAY_DIFFER = ("train.progress", "train.checkpoint_every", "train.transcripts", "env.workers", "env.timeout")
@@ -58,11 +59,13 @@ class Experiment:
     """Everything a training run needs, restored from its work directory where that holds a checkpoint."""
 
     def __init__(self, config, workdir: str | pathlib.Path):
-        build.validate(config)
+        validate(config)
         self.config, self.workdir = config, pathlib.Path(workdir)
         self.suite = build.make_suite(config)
         evaluate.check_splits(self.suite, [*config.eval.splits, *config.eval.final_splits])
         resuming = check_same_config(self.workdir, config, MAY_DIFFER)
+        if (self.workdir / "agent").is_dir() and not (self.workdir / "checkpoints").is_dir():
+            raise ValueError(f"{self.workdir} holds an agent of another mode; give another --workdir")
         self.mesh = build.make_mesh(config)
         check_micro_rows(config, self.mesh)  # before minutes are spent on reading a large model
         self._make_agents(config)

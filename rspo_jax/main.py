@@ -8,7 +8,7 @@ import jax
 from absl import flags, logging
 
 from rspo_jax import build, collected, evaluate, metrics, report, reward_fit, reward_model, sft, train
-from rspo_jax.configuration import check_same_config, save_config
+from rspo_jax.validation import validate
 
 MODES = ("train", "eval", "sft", "collect", "reward_model", "report")
 
@@ -17,7 +17,8 @@ def main(argv) -> None:
     """Runs the mode of the flags; errors about what the user gave are one sentence and exit status 2."""
     del argv
     f = flags.FLAGS
-    logging.set_verbosity(logging.WARNING)
+    if not f["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
     jax.config.update("jax_compilation_cache_dir", str(_cache_directory()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     workdir = pathlib.Path(f.workdir or _default_workdir(f["config"]))
@@ -31,11 +32,19 @@ def main(argv) -> None:
     }[f.mode]
     try:
         run(f.config, workdir)
-    except (ValueError, FileNotFoundError) as error:
-        if logging.get_verbosity() >= logging.DEBUG:
+    except (ValueError, OSError) as error:
+        if logging.get_verbosity() >= logging.DEBUG:  # --verbosity=1
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_sentence(error, workdir)}", file=sys.stderr)
         sys.exit(2)
+
+
+def _sentence(error: Exception, workdir: pathlib.Path) -> str:
+    """What to tell the user: our own words, or the system's about a file with what to look at."""
+    if isinstance(error, OSError) and error.strerror:
+        place = error.filename or f"--workdir={workdir}"
+        return f"{place}: {error.strerror}; check that the path exists, may be written and has space"
+    return str(error)
 
 
 def train_mode(config, workdir: pathlib.Path) -> None:
@@ -49,8 +58,14 @@ def train_mode(config, workdir: pathlib.Path) -> None:
 
 def eval_mode(config, workdir: pathlib.Path) -> None:
     """Evaluates the agent at config.model.path (default: the one that WORKDIR's run saved, else the shipped one)."""
-    build.validate(config)
-    path = config.model.path or (workdir / "agent" if (workdir / "agent").is_dir() else None)
+    validate(config)
+    saved = workdir / "agent"
+    path = saved if saved.is_dir() and not config.model.path else build.model_path(config)
+    evaluate_agent(config, workdir, path)
+
+
+def evaluate_agent(config, workdir: pathlib.Path, path: pathlib.Path) -> None:
+    """Plays the fixed panels with the agent at `path`; prints the table and writes it under WORKDIR/eval."""
     suite = build.make_suite(config)
     splits = [*config.eval.splits, *config.eval.final_splits]
     evaluate.check_splits(suite, splits)
@@ -63,6 +78,7 @@ def eval_mode(config, workdir: pathlib.Path) -> None:
             policy, params, pool, suite, splits, config.eval.episodes, settings, repeats=config.eval.repeats
         )
     print(report.summary_table([{"step": 0, "phase": "eval", **values}]))
+    print(f"agent: {path}")
     with metrics.MetricsWriter(workdir / "eval", resume_lines=0, progress=False) as writer:
         writer.write({"step": 0, "phase": "eval", **values})
         for split, episodes in played.items():
@@ -71,18 +87,16 @@ def eval_mode(config, workdir: pathlib.Path) -> None:
 
 def sft_mode(config, workdir: pathlib.Path) -> None:
     """Makes an agent by imitation, and evaluates it."""
-    build.validate(config)
-    check_same_config(workdir, config)
-    save_config(workdir, config)
+    validate(config)
+    reward_fit.claim(workdir, config)
     with metrics.MetricsWriter(workdir, resume_lines=0, total_steps=config.sft.steps, progress=True) as writer:
         sft.imitate(config, workdir, writer)
-    eval_mode(config, workdir)
-    print(f"agent: {workdir / 'agent'}")
+    evaluate_agent(config, workdir, workdir / "agent")
 
 
 def collect_mode(config, workdir: pathlib.Path) -> None:
     """Plays episodes with the configured agent and keeps them in WORKDIR/collected."""
-    build.validate(config)
+    validate(config)
     reward_fit.claim(workdir, config)
     data = collected.play(config)
     collected.save(workdir / "collected", data)
@@ -92,7 +106,7 @@ def collect_mode(config, workdir: pathlib.Path) -> None:
 
 def reward_model_mode(config, workdir: pathlib.Path) -> None:
     """Fits a process reward model on collected episodes and saves it in WORKDIR/reward_model."""
-    build.validate(config)
+    validate(config)
     data = collected.load(config.reward_model.data or workdir / "collected")
     reward_fit.claim(workdir, config)
     with metrics.MetricsWriter(workdir, resume_lines=0, progress=False) as writer:

@@ -29,6 +29,7 @@ from rspo_jax.models.transformer import ModelConfig
 from rspo_jax.models.value import init_value_head
 from rspo_jax.packing import bucket
 from rspo_jax.update import action_logprobs, make_optimizer
+from rspo_jax.validation import validate
 
 GIB = 2**30
 USABLE = 0.9  # of a device's memory; the rest is the driver's, the compiler's and lost between buffers
@@ -393,7 +394,7 @@ def main(argv) -> None:
     jax.config.update("jax_platforms", "cpu")  # nothing is computed: leave the accelerators to others
     config, devices, memory = flags.FLAGS.config, flags.FLAGS.devices, flags.FLAGS.memory
     try:
-        build.validate(config)
+        validate(config)
         require(memory > 0, "--memory", memory, "give the GiB of one device")
         model = model_of(config, flags.FLAGS["config"].config_filename.partition(":")[2])
         result = plan(config, model, devices)

@@ -65,6 +65,7 @@ def build_report(
 
     Raises:
         FileNotFoundError: a work directory has no metrics.jsonl.
+        ValueError: a file of a work directory is damaged.
     """
     workdirs = [workdirs] if isinstance(workdirs, str | os.PathLike) else list(workdirs)
     runs = load_runs(workdirs)
@@ -93,7 +94,10 @@ def load_runs(workdirs: Sequence[str | os.PathLike]) -> list[Run]:
     for path in paths:
         rows = carry_forward(metrics.read_rows(path))
         config = path / "config.json"
-        settings = json.loads(config.read_text()) if config.is_file() else {}
+        try:
+            settings = json.loads(config.read_text()) if config.is_file() else {}
+        except json.JSONDecodeError:
+            raise ValueError(f"{config} is not JSON: remove it to have a report without it") from None
         runs.append(Run("/".join(path.parts[-depth:]), path, rows, settings))
     return runs
 

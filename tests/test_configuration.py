@@ -57,6 +57,8 @@ def command(tmp_path_factory):
     directory = tmp_path_factory.mktemp("program")
     (directory / "webshop.py").write_text(CONFIG)
     (directory / "run.py").write_text(PROGRAM)
+    (directory / "notes.md").write_text("It trains an agent.\n")
+    (directory / "plain.py").write_text("def get_config():\n    return 1\n")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def run(*args):
@@ -83,6 +85,10 @@ def test_flags_set_keys_and_presets(command):
         (["--config=webshp.py"], ["webshp.py does not exist", "did you mean webshop.py?"]),
         (["--config", "nothing/there.py"], ["nothing/there.py does not exist"]),
         (["--config=webshop.py", "--wrkdir=x"], ["unknown flag --wrkdir", "did you mean --workdir?"]),
+        (["--config=webshop.py", "train.steps=5"], ["unexpected argument train.steps=5", "--NAME=VALUE"]),
+        (["--config=webshop.py", "--config.train=5"], ["--config.train=5", "group of keys", "train.live"]),
+        (["--config=notes.md"], ["notes.md is not Python", "configs/"]),
+        (["--config=plain.py:tiny"], ["plain.py has no presets", "tiny"]),
     ],
 )
 def test_a_wrong_command_line_ends_with_one_sentence(command, args, words):

@@ -170,3 +170,11 @@ def test_a_guide_of_its_own_tasks_and_keys_never_moves_the_targets(tmp_path):
 def test_options_that_need_others_say_so(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         Experiment(tiny.config(**changes), tmp_path)
+
+
+def test_a_directory_with_an_agent_of_another_mode_is_refused(tmp_path):
+    config = tiny.config()
+    (tmp_path / "agent").mkdir()
+    with pytest.raises(ValueError, match="holds an agent of another mode; give another --workdir"):
+        train.train(config, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["agent"]

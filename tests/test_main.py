@@ -36,10 +36,14 @@ def run(*args, cwd=ROOT):
         (["--config=configs/webshop_gigpo.py", "--config.optim.lr=fast"], ["optim.lr", "float"]),
         (["--config=configs/webshop_gigpo.py", "--config.env.id=no_such_pkg:Env-v0"], ["env.id", "no_such_pkg"]),
         (["--config=configs/webshop_gigpo.py:paper-1.5b"], ["env.data", "official data"]),
+        (
+            ["--config=configs/webshop_gigpo.py", f"--workdir={ROOT / 'README.md'}"],
+            ["README.md", "check that the path"],
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_that_names_key_value_and_remedy(tmp_path, args, words):
-    done = run(*args, f"--workdir={tmp_path / 'run'}")
+    done = run(f"--workdir={tmp_path / 'run'}", *args)
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1 and "Traceback" not in done.stderr, done.stderr
@@ -77,6 +81,9 @@ def test_smoke_run_leaves_what_the_readme_promises_and_resumes(tmp_path):
 
     evaluated = run("--config=configs/webshop_gigpo.py:smoke", "--mode=eval", f"--workdir={work}")
     assert evaluated.returncode == 0 and "success rate" in evaluated.stdout
+    assert f"agent: {work / 'agent'}" in evaluated.stdout
+    imitation = run("--config=configs/webshop_gigpo.py:smoke", "--mode=sft", f"--workdir={work}")
+    assert imitation.returncode == 2 and "belongs to a training run" in imitation.stderr
     assert run("--config=configs/webshop_gigpo.py:smoke", "--mode=report", f"--workdir={work}").returncode == 0
 
 

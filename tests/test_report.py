@@ -163,3 +163,10 @@ def test_an_unfinished_transcript_line_is_left_out(tmp_path):
     path.write_text(json.dumps({"task": "whole"}) + '\n{"task": "cut')
     page = Page(report.build_report(workdir).read_text())
     assert "whole" in page.text and "cut" not in page.text[page.text.index("Sampled episodes") :]
+
+
+def test_a_damaged_configuration_is_named(tmp_path):
+    workdir = make_run(tmp_path)
+    (workdir / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="config.json is not JSON"):
+        report.build_report(workdir)
