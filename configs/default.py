@@ -87,7 +87,7 @@ def model() -> dict:
 
 def decoding() -> dict:
     return dict(
-        constrain=False,  # only admissible actions can be sampled; the constrained distribution is the policy
+        constrain=False,  # only admissible actions (free text where none are listed); this is then the policy
         temperature=1.0,  # training temperature [V]
         eval_temperature=0.4,  # evaluation temperature, 0 = greedy [V]
         max_response=512,  # tokens per response [V]

@@ -12,6 +12,7 @@ import numpy as np
 
 from rspo_jax import algos
 from rspo_jax.decoder import Decoder, Policy, Response, for_decoding
+from rspo_jax.envs.base import FREE_TEXT
 from rspo_jax.envs.pool import EnvPool
 from rspo_jax.envs.prompts import PromptFormat
 from rspo_jax.packing import Row, pack_rows
@@ -144,6 +145,12 @@ def episode_keys(key: jax.Array, first: int, count: int) -> jax.Array:
 _fold_in_each = jax.jit(jax.vmap(jax.random.fold_in, (None, 0)))
 
 
+def _admissible(info: dict) -> Sequence[str]:
+    """Actions that a constraint lets through; an environment that lists none takes free text."""
+    actions = info.get("admissible_actions")
+    return (FREE_TEXT,) if actions is None else actions
+
+
 def _play(policy, params, pool: EnvPool, episodes: Sequence[Episode], keys, settings: RolloutSettings) -> None:
     """Plays one chunk of episodes in lockstep turns."""
     slots = list(range(len(episodes)))
@@ -162,7 +169,7 @@ def _play(policy, params, pool: EnvPool, episodes: Sequence[Episode], keys, sett
         if not prompts:
             break
         live = list(prompts)
-        admissible = [players[s].info.get("admissible_actions") for s in live] if settings.constrain else None
+        admissible = [_admissible(players[s].info) for s in live] if settings.constrain else None
         chunks = [[*players[s].unfed, *prompts[s]] for s in live]
         responses = decoder.respond(live, chunks, admissible, turn)
         actions = []

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rspo_jax.envs.gym_suite import gym_suite
 
 BARE, RICH, NUMERIC = "test_suites/Guess-v0", "test_suites/RichGuess-v0", "test_suites/Numeric-v0"
+UNMADE, UNSET = "test_suites/Unmade-v0", "test_suites/Unset-v0"
 
 
 class Guess(gymnasium.Env):
@@ -36,7 +37,23 @@ class Numeric(Guess):
         return np.zeros(3), {}
 
 
-for _id, _class, _kwargs in ((BARE, Guess, {}), (RICH, Guess, {"rich": True}), (NUMERIC, Numeric, {})):
+class Unmade(Guess):
+    def __init__(self):
+        raise KeyError("data")
+
+
+class Unset(Guess):
+    def reset(self, *, seed=None, options=None):
+        raise OSError("no power")
+
+
+for _id, _class, _kwargs in (
+    (BARE, Guess, {}),
+    (RICH, Guess, {"rich": True}),
+    (NUMERIC, Numeric, {}),
+    (UNMADE, Unmade, {}),
+    (UNSET, Unset, {}),
+):
     gymnasium.register(id=_id, entry_point=_class, kwargs=_kwargs, disable_env_checker=True)
 
 
@@ -81,6 +98,9 @@ def test_splits_are_disjoint_and_validation_does_not_depend_on_the_size_of_train
         ("rspo_jax_has_no/Such-v0", "not a registered environment"),
         ("not an id", "not a registered environment"),
         (NUMERIC, "only text environments"),
+        (UNMADE, "cannot be made .KeyError: 'data'"),
+        (UNSET, "cannot be reset .OSError: no power"),
+        (":", "cannot be made"),
     ],
 )
 def test_an_unusable_id_gives_one_clear_sentence(env_id, sentence):

@@ -132,7 +132,7 @@ def test_a_reset_that_fails_is_an_episode_with_an_error(workers):
 
 def test_a_pool_that_never_starts_an_environment_stops_with_the_reason():
     with EnvPool(functools.partial(Counter, no_such_argument=1), 2) as pool:
-        with pytest.raises(RuntimeError, match="no_such_argument"):
+        with pytest.raises(ValueError, match="no environment could be started.*no_such_argument"):
             pool.reset([0, 1], tasks(1, 2))
 
 

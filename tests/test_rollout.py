@@ -59,6 +59,19 @@ def test_episodes_do_not_depend_on_workers():
     assert texts(episodes("append", True)) == texts(episodes("append", True, workers=2))
 
 
+def test_an_environment_that_lists_no_actions_takes_free_text_under_a_constraint():
+    tree, policy, params = parts("append", True)
+    played = episodes("append", True, env_id="tiny:Unlisted-v0")
+    said = [turn.action for episode in played for turn in episode.turns]
+    assert len(set(said)) > 1 and all(said)
+    assert not set("".join(said)) & set("[]<>\n")
+    trajectory = rollout.assemble(played, None)
+    actions = packing.gather_actions(trajectory.rows)
+    own = learner.Learner(policy, tree, build.loss_options(tree), policy.mesh)
+    again = own.logprobs(params, actions)
+    assert np.abs(again - actions.logp)[actions.action_mask].max() < 1e-4
+
+
 def test_a_row_is_the_episode_as_it_was_read_and_said():
     """In append context: prompts, responses and nothing else, in order; only choices of the policy are in the loss."""
     _, policy, _ = parts("append", True)

@@ -86,6 +86,14 @@ class Dead(Buttons):
         return super().reset(seed=seed)
 
 
+class Unlisted(Buttons):
+    """Lists no admissible actions."""
+
+    def _info(self, won):
+        return {key: value for key, value in super()._info(won).items() if key != "admissible_actions"}
+
+
+gymnasium.register("Unlisted-v0", entry_point="tiny:Unlisted")
 gymnasium.register("Dead-v0", entry_point="tiny:Dead")
 gymnasium.register("Buttons-v0", entry_point="tiny:Buttons")
 gymnasium.register("Broken-v0", entry_point="tiny:Broken")

@@ -50,10 +50,21 @@ def make_env(env_id: str) -> gymnasium.Env:
     except gymnasium.error.Error as error:
         remedy = "write it as 'package:Env-v0', where importing the package registers the environment"
         raise ValueError(f"env.id = {env_id!r} is not a registered environment ({error}); {remedy}.") from None
+    except Exception as error:  # a user's environment may raise anything
+        raise ValueError(
+            f"env.id = {env_id!r} cannot be made ({_spelled(error)}); repair id or environment."
+        ) from error
+
+
+def _spelled(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _check_text(env: gymnasium.Env, env_id: str) -> None:
-    observation, _ = env.reset(seed=0)
+    try:
+        observation, _ = env.reset(seed=0)
+    except Exception as error:  # a user's environment may raise anything
+        raise ValueError(f"env.id = {env_id!r} cannot be reset ({_spelled(error)}); repair the environment.") from error
     env.close()
     if not isinstance(observation, str):
         kind = type(observation).__name__

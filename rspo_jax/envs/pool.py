@@ -70,7 +70,7 @@ class EnvPool:
         A reset that fails is tried once more. If it fails again, `info["error"]` says why, and the slot has no episode.
 
         Raises:
-          RuntimeError: no environment of this pool has ever started, so no run can come of it.
+          ValueError: no environment of this pool has ever started, so no run can come of it.
         """
         self._check(slots, len(tasks))
         task_of = dict(zip(slots, tasks, strict=True))
@@ -82,7 +82,7 @@ class EnvPool:
         if len(errors) < len(slots):
             self._ever_started = True
         elif slots and not self._ever_started:
-            raise RuntimeError(f"No environment could be started; the first error was: {errors[0]}")
+            raise ValueError(f"no environment could be started; check config.env; the first error was: {errors[0]}")
         return [self._started(slot, results[slot]) for slot in slots]
 
     def step(self, slots: Sequence[int], actions: Sequence[str]) -> list[tuple[str, float, bool, bool, dict[str, Any]]]:
