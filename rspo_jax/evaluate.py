@@ -24,6 +24,11 @@ def evaluate(
         tasks = panel(suite.splits[split], episodes)
         key = jax.random.key(_KEY)
         played[split] = play(policy, params, pool, tasks, key, repeats, settings, keep_rows=False)
+        if not any(episode.turns or episode.error for episode in played[split]):
+            raise ValueError(
+                f"context.max_tokens = {settings.max_tokens}: not one episode's first prompt fits into a row with "
+                f"decoding.max_response = {settings.max_response}; give more"
+            )
         metrics |= panel_metrics(split, played[split])
     return metrics, played
 
@@ -47,11 +52,12 @@ def panel_metrics(split: str, episodes: Sequence[Episode]) -> Mapping[str, float
 
 def check_splits(suite, splits: Sequence[str]) -> None:
     """Raises ValueError where a panel's split does not exist or is empty."""
+    keys = "eval.splits or eval.final_splits"
     for split in splits:
         if split not in suite.splits:
-            raise ValueError(f"eval.splits names {split!r}; this environment has {', '.join(suite.splits)}")
+            raise ValueError(f"{keys} names {split!r}; this environment has {', '.join(suite.splits)}")
         if not len(suite.splits[split]):
-            raise ValueError(f"eval.splits names {split!r}, which has no tasks; check config.env")
+            raise ValueError(f"{keys} names {split!r}, which has no tasks; check config.env")
 
 
 __all__ = ["check_splits", "evaluate", "panel_metrics"]

@@ -51,3 +51,12 @@ def test_a_split_that_is_not_there_or_empty_is_named():
 def test_a_panel_is_at_most_its_split():
     suite = envs.gym_suite("tiny:Buttons-v0", num_train=8, num_valid=4)
     assert sorted(t["seed"] for t in panel(suite.splits["valid"], 100)) == [t["seed"] for t in suite.splits["valid"]]
+
+
+def test_rows_too_short_for_any_first_prompt_are_refused():
+    tree = tiny.config(context__max_tokens=16, decoding__max_response=12)
+    policy, params = tiny.policy(tree)
+    suite = envs.gym_suite(tree.env.id, num_train=8, num_valid=4)
+    settings = build.rollout_settings(tree, evaluation=True)
+    with tiny.pool() as pool, pytest.raises(ValueError, match="context.max_tokens = 16: .* decoding.max_response = 12"):
+        evaluate.evaluate(policy, params, pool, suite, ["valid"], 4, settings)
