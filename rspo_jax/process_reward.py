@@ -1,5 +1,6 @@
 """Dense process rewards: where the guide's reward signal comes from (`config.process_reward`)."""
 
+import abc
 from collections.abc import Callable, Sequence
 
 import jax
@@ -14,7 +15,7 @@ from rspo_jax.rollout import Episode
 from rspo_jax.trajectory import Trajectory
 
 
-class Scorer:
+class Scorer(abc.ABC):
     """(episodes, trajectory) -> dense rewards f32[B, T], 0 where no turn happened.
 
     `state` is what training has changed in the scorer, as a dict of NumPy arrays for a checkpoint; it can be set.
@@ -22,8 +23,8 @@ class Scorer:
 
     state: dict[str, np.ndarray] = {}
 
-    def __call__(self, episodes: Sequence[Episode], trajectory: Trajectory) -> np.ndarray:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def __call__(self, episodes: Sequence[Episode], trajectory: Trajectory) -> np.ndarray: ...
 
     def refit(self, trajectory: Trajectory, outcomes: np.ndarray) -> dict[str, float]:
         """Learns from episodes with outcomes f32[B] in [0, 1]; returns metrics. Only learned rewards do anything."""

@@ -69,7 +69,7 @@ def batches(rows: list[Row], size: int, rng: np.random.Generator):
             yield packed[g]
 
 
-def make_step(policy, optimizer, params_like):
+def make_step(policy, optimizer):
     """A jitted imitation step: mean negative log-likelihood of the demonstrated tokens under the constrained policy."""
     free_tokens = None if policy.grammar is None else jnp.asarray(policy.grammar.free_tokens)
 
@@ -83,7 +83,6 @@ def make_step(policy, optimizer, params_like):
         updates, opt_state = optimizer.update(gradient, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, value
 
-    del params_like
     return step
 
 
@@ -109,7 +108,7 @@ def imitate(config, workdir, writer=None):
     schedule = optax.warmup_cosine_decay_schedule(0.0, config.sft.lr, config.sft.steps // 10, config.sft.steps)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01))
     opt_state = optimizer.init(params)
-    step = make_step(policy, optimizer, params)
+    step = make_step(policy, optimizer)
     feed = batches(rows, config.sft.rows, np.random.default_rng(config.seed))
     for i in range(config.sft.steps):
         params, opt_state, value = step(params, opt_state, sharding.shard_batch(next(feed), policy.mesh))
