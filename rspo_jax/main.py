@@ -7,7 +7,7 @@ import time
 import jax
 from absl import flags, logging
 
-from rspo_jax import build, collected, evaluate, metrics, report, reward_fit, reward_model, sft, train
+from rspo_jax import build, collected, evaluate, metrics, panels, report, reward_fit, reward_model, sft, train
 from rspo_jax.validation import validate
 
 MODES = ("train", "eval", "sft", "collect", "reward_model", "report")
@@ -52,7 +52,7 @@ def train_mode(config, workdir: pathlib.Path) -> None:
     start = time.monotonic()
     result = train.train(config, workdir)
     if result:
-        print(report.summary_table(metrics.read_rows(workdir)))
+        print(panels.summary_table(metrics.read_rows(workdir)))
         print(f"agent: {workdir / 'agent'}\nreport: {workdir / 'report.html'}\n{time.monotonic() - start:.0f} s")
 
 
@@ -77,7 +77,7 @@ def evaluate_agent(config, workdir: pathlib.Path, path: pathlib.Path) -> None:
         values, played = evaluate.evaluate(
             policy, params, pool, suite, splits, config.eval.episodes, settings, repeats=config.eval.repeats
         )
-    print(report.summary_table([{"step": 0, "phase": "eval", **values}]))
+    print(panels.summary_table([{"step": 0, "phase": "eval", **values}]))
     print(f"agent: {path}")
     with metrics.MetricsWriter(workdir / "eval", resume_lines=0, progress=False) as writer:
         writer.write({"step": 0, "phase": "eval", **values})

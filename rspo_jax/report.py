@@ -1,4 +1,4 @@
-"""The report of one run, or of several side by side: an HTML file and a text table, from files of work directories."""
+"""The report of one run, or of several side by side: an HTML file made from files of work directories."""
 
 import html
 import json
@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rspo_jax import charts, configuration, metrics
-from rspo_jax.statistics import difference_interval, wilson_interval
+from rspo_jax.panels import Panel, change_text, panels, rate_text
+from rspo_jax.statistics import wilson_interval
 
 AXES = {"step": "updates of A", "episodes": "episodes sampled (A and B)", "tokens": "tokens sampled (A and B)"}
 # Rows of these phases are about agent A, and about the guide B.
@@ -28,20 +29,6 @@ MAIN_CHARTS = (
 # Metrics between 0 and 1, shown in percent.
 SHARES = re.compile(r"success|valid_actions|truncated|token_accuracy|(value_)?clip_fraction\w*|groups_\w+")
 TRANSCRIPTS = 4  # episodes shown from the first and from the last file
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Results on one fixed panel, or on its tasks of one type: (successes, episodes) at two evaluations."""
-
-    split: str
-    task_type: str
-    before: tuple[int, int]
-    after: tuple[int, int]
-
-    @property
-    def name(self) -> str:
-        return f"{self.split} / {self.task_type}" if self.task_type else self.split
 
 
 @dataclass(frozen=True)
@@ -112,55 +99,6 @@ def carry_forward(rows: Iterable[Mapping]) -> list[dict]:
     return result
 
 
-def panels(rows: Iterable[Mapping]) -> list[Panel]:
-    """First and last evaluation of every panel, and of every task type in it, in order of appearance."""
-    seen: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for row in rows:
-        for name, rate in row.items():
-            match = re.fullmatch(r"eval/([\w.-]+)/success(?:/(.+))?", name)
-            if match and rate is not None:
-                split, task_type = match[1], match[2] or ""
-                episodes = row.get(f"eval/{split}/episodes" + (f"/{task_type}" if task_type else "")) or 0
-                seen.setdefault((split, task_type), []).append((round(rate * episodes), int(episodes)))
-    order = list(dict.fromkeys(split for split, _ in seen))
-    keys = sorted(seen, key=lambda key: (order.index(key[0]), key[1]))
-    return [Panel(*key, seen[key][0], seen[key][-1]) for key in keys]
-
-
-def summary_table(rows: Sequence[Mapping]) -> str:
-    """Success on the fixed panels as plain text with 95 % intervals: before, after and change, or one evaluation."""
-    found = panels(rows)
-    if not found:
-        return "no evaluation on a fixed panel yet"
-    once = sum(any(name.startswith("eval/") for name in row) for row in rows) == 1
-    if once:
-        table = [("panel", "episodes", "success")]
-        table += [(panel.name, str(panel.after[1]), _rate(panel.after)) for panel in found]
-    else:
-        table = [("panel", "episodes", "before", "after", "difference")]
-        table += [(p.name, str(p.after[1]), _rate(p.before), _rate(p.after), _change(p.before, p.after)) for p in found]
-    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "success rate, 95 % intervals\n" + "\n".join(lines)
-
-
-def _rate(count: tuple[int, int]) -> str:
-    successes, n = count
-    if n == 0:
-        return "unknown"
-    low, high = wilson_interval(successes, n)
-    return f"{100 * successes / n:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
-
-
-def _change(before: tuple[int, int], after: tuple[int, int]) -> str:
-    if before[1] == 0 or after[1] == 0:
-        return "unknown"
-    low, high = difference_interval(*before, *after)
-    points = after[0] / after[1] - before[0] / before[1]
-    return f"{100 * points:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
-
-
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]], css: str = "") -> str:
     """An HTML table; every cell is escaped."""
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in line) + "</tr>" for line in lines)
@@ -187,11 +125,11 @@ def _summary(runs: Sequence[Run]) -> str:
     first = {panel.name: panel for panel in panels(runs[0].rows)}
     for run in runs:
         for panel in panels(run.rows):
-            line = [run.name, panel.name, str(panel.after[1]), _rate(panel.before), _rate(panel.after)]
-            line.append(_change(panel.before, panel.after))
+            line = [run.name, panel.name, str(panel.after[1]), rate_text(panel.before), rate_text(panel.after)]
+            line.append(change_text(panel.before, panel.after))
             if len(runs) > 1:
                 base = first.get(panel.name)
-                line.append("" if run is runs[0] or not base else _change(base.after, panel.after))
+                line.append("" if run is runs[0] or not base else change_text(base.after, panel.after))
             (by_type if panel.task_type else lines).append(line if len(runs) > 1 else line[1:])
             if not panel.task_type:
                 cards.append(_card(panel, run.name if len(runs) > 1 else ""))
@@ -214,7 +152,7 @@ def _card(panel: Panel, run: str) -> str:
     name = html.escape(f"{run}: {panel.name}" if run else panel.name)
     return (
         f'<div class="card"><span>{name}</span><strong>{before:.1f} % → {after:.1f} %</strong>'
-        f"<em>{html.escape(_change(panel.before, panel.after))}</em></div>"
+        f"<em>{html.escape(change_text(panel.before, panel.after))}</em></div>"
     )
 
 
