@@ -9,10 +9,9 @@ Lengths are the longest that the configuration allows, so a run usually stays be
 
 import copy
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +19,10 @@ from absl import app, flags
 from jax.sharding import AbstractMesh, AxisType
 from ml_collections import ConfigDict, config_flags
 
-from rspo_jax import build, configuration, packing, sharding
+from rspo_jax import build, configuration, footprint, packing, sharding
 from rspo_jax.configuration import require
 from rspo_jax.learner import check_micro_rows
-from rspo_jax.models import attention, logprobs, lora, transformer
+from rspo_jax.models import lora, transformer
 from rspo_jax.models.rope import RopeConfig
 from rspo_jax.models.transformer import ModelConfig
 from rspo_jax.models.value import init_value_head
@@ -89,8 +88,8 @@ def parameters(config: ConfigDict, model: ModelConfig):
     """(trained, base) as shapes: the whole model in float32 and None, or a float32 adapter and the frozen base."""
     rank = config.model.lora.rank
     if not rank:
-        return _whole(model, jnp.float32), None
-    base = _whole(model, config.model.dtype)
+        return footprint.whole_model(model, jnp.float32), None
+    base = footprint.whole_model(model, config.model.dtype)
     make = partial(lora.init_lora, rank=rank, targets=tuple(config.model.lora.targets), dtype=jnp.float32)
     return jax.eval_shape(lambda params: make(jax.random.key(0), params), base), base
 
@@ -105,13 +104,7 @@ def model_of(config: ConfigDict, preset: str | None = None) -> ModelConfig:
 
 def parameter_count(model: ModelConfig) -> int:
     """Parameters of the whole model."""
-    return sum(leaf.size for leaf in jax.tree.leaves(_whole(model, jnp.float32)))
-
-
-@lru_cache
-def _whole(model: ModelConfig, dtype):
-    """Shapes of all parameters."""
-    return jax.eval_shape(lambda: transformer.init(jax.random.key(0), model, dtype))
+    return sum(leaf.size for leaf in jax.tree.leaves(footprint.whole_model(model, jnp.float32)))
 
 
 def _held(config, model, mesh, trained, base) -> dict[str, float]:
@@ -119,18 +112,18 @@ def _held(config, model, mesh, trained, base) -> dict[str, float]:
     parts = {}
 
     def agent(name, params):
-        parts[f"{name}: parameters"] = sharded_bytes(params, mesh)
+        parts[f"{name}: parameters"] = footprint.sharded_bytes(params, mesh)
         moments = jax.eval_shape(make_optimizer(config.optim).init, params)
-        parts[f"{name}: optimizer moments"] = sharded_bytes(moments, mesh)
+        parts[f"{name}: optimizer moments"] = footprint.sharded_bytes(moments, mesh)
 
     guide = config.rspo.enabled and config.rspo.source == "guide"
     if base is not None:
-        parts[f"frozen base ({dtype})"] = sharded_bytes(base, mesh)
+        parts[f"frozen base ({dtype})"] = footprint.sharded_bytes(base, mesh)
     agent("target A", trained)
     if guide:
         agent("guide B", trained)
     if base is None and (config.loss.kl_coef > 0 or config.loss.kl_target > 0):
-        parts[f"reference model ({dtype})"] = sharded_bytes(_cast(trained, dtype), mesh)
+        parts[f"reference model ({dtype})"] = footprint.sharded_bytes(footprint.cast(trained, dtype), mesh)
     if config.algo.name == "ppo":
         critic = {"head": jax.eval_shape(lambda: init_value_head(model.hidden_size))}
         critic |= {} if config.critic.shared else {"backbone": trained}
@@ -139,7 +132,7 @@ def _held(config, model, mesh, trained, base) -> dict[str, float]:
             agent("critic of B", critic)
     if config.process_reward.source == "model":
         whole = trained if base is None else base
-        parts["process reward model, if as large"] = sharded_bytes(_cast(whole, dtype), mesh)
+        parts["process reward model, if as large"] = footprint.sharded_bytes(footprint.cast(whole, dtype), mesh)
     return parts
 
 
@@ -151,7 +144,7 @@ def _sampling(config, model, mesh, trained, base) -> dict[str, float]:
     window = settings.context == "window"
     length = settings.max_prompt + settings.max_response if window else settings.max_tokens
     cache = jax.eval_shape(partial(transformer.init_cache, model, rows, bucket(length, 256), dtype))
-    held = tree_bytes(cache) / (1 if model.num_key_value_heads % mesh.shape["tensor"] else mesh.shape["tensor"])
+    held = footprint.tree_bytes(cache) / (1 if model.num_key_value_heads % mesh.shape["tensor"] else mesh.shape["tensor"])
     # Prompts that all rows share are computed once and repeated; in append context the cache grows by copying.
     second = 0.5 if window else 1.0
     whole = trained if base is None else base
@@ -159,12 +152,14 @@ def _sampling(config, model, mesh, trained, base) -> dict[str, float]:
         "key/value cache": held,
         "key/value cache, while it is copied": second * held,
         "logits and their probabilities": 4.0 * 4 * rows * model.vocab_size,
-        "prefill of one chunk": _layer_bytes(_split(model, mesh), rows, min(PREFILL_CHUNK, length), dtype, length),
+        "prefill of one chunk": footprint.layer_bytes(
+            footprint.split_heads(model, mesh), rows, min(PREFILL_CHUNK, length), dtype, length
+        ),
     }
     if base is not None or dtype != jnp.float32:
-        parts[f"weights merged or converted ({dtype})"] = sharded_bytes(_cast(whole, dtype), mesh)
+        parts[f"weights merged or converted ({dtype})"] = footprint.sharded_bytes(footprint.cast(whole, dtype), mesh)
     if mesh.shape["fsdp"] > 1:  # gathered once: else every token would gather them
-        parts["weights gathered to decode"] = tree_bytes(_cast(whole, dtype)) / mesh.shape["tensor"]
+        parts["weights gathered to decode"] = footprint.tree_bytes(footprint.cast(whole, dtype)) / mesh.shape["tensor"]
     return parts
 
 
@@ -172,20 +167,20 @@ def _updating(config, model, mesh, trained, base, fused) -> dict[str, float]:
     dtype = jnp.dtype(config.model.dtype)
     rows, micro, length, sampled = batch_sizes(config, _parts(mesh))
     chunk = min(-(-HEAD_CHUNK // _parts(mesh)), micro * sampled)
-    local = _split(model, mesh)
+    local = footprint.split_heads(model, mesh)
     # The sum so far, that of the current micro-batch, and that of the long rows, which are computed apart.
     copies = 1 + (rows > micro) + (rows * _parts(mesh) >= packing._ROWS_TO_GROUP)
-    kept = partial(kept_bytes, length=length, dtype=dtype, fused=fused)
+    kept = partial(footprint.kept_bytes, length=length, dtype=dtype, fused=fused)
     parts = {
-        "gradients": copies * sharded_bytes(trained, mesh),
+        "gradients": copies * footprint.sharded_bytes(trained, mesh),
         "activations kept for the backward pass": micro * kept(local, remat=config.model.remat),
         "one layer's backward pass": micro * kept(replace(local, num_hidden_layers=1), remat=False),
-        "head: a chunk of logits": _head_bytes(model, chunk, dtype) / mesh.shape["tensor"],
-        "weights and gradients gathered": _gathered_bytes(model, mesh, dtype),
+        "head: a chunk of logits": footprint.head_bytes(model, chunk, dtype) / mesh.shape["tensor"],
+        "weights and gradients gathered": footprint.gathered_bytes(model, mesh, dtype),
         "batch": 4.0 * rows * (length + 9 * sampled),
     }
     if base is None and dtype != jnp.float32:
-        parts[f"parameters in {dtype}"] = sharded_bytes(_cast(trained, dtype), mesh)
+        parts[f"parameters in {dtype}"] = footprint.sharded_bytes(footprint.cast(trained, dtype), mesh)
     return parts
 
 
@@ -203,112 +198,13 @@ def batch_sizes(config: ConfigDict, parts: int) -> tuple[int, int, int, int]:
     return rows, min(micro, rows), bucket(length, 64), bucket(sampled, 32)
 
 
-@lru_cache
-def kept_bytes(model: ModelConfig, length: int, dtype, *, remat: bool | str, fused: bool) -> float:
-    """Bytes that the backward pass of `transformer.hidden` keeps of one row, parameters aside.
-
-    Fused attention keeps its inputs, its output and one number per query; the other one keeps all scores.
-    """
-    params = _whole(model, dtype)
-    tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
-    total = saved_bytes(lambda p, t: transformer.hidden(p, model, t, remat=remat), params, tokens, held=params)
-    if remat is True or not fused:
-        return total
-    q, k = (
-        jax.ShapeDtypeStruct((1, length, heads, model.head_dim), dtype)
-        for heads in (model.num_attention_heads, model.num_key_value_heads)
-    )
-    plain = saved_bytes(attention.causal_attention, q, k, k, wrt=3)
-    fused_bytes = 2 * tree_bytes(q) + 2 * tree_bytes(k) + 4.0 * length * model.num_attention_heads
-    return total - model.num_hidden_layers * (plain - fused_bytes)
-
-
 def fused_attention(config: ConfigDict, model: ModelConfig) -> bool:
     """Whether a GPU takes the fused kernel; see models/attention.py."""
     return jnp.dtype(config.model.dtype).itemsize == 2 and model.head_dim % 8 == 0 and model.head_dim <= 128
 
 
-def saved_bytes(function: Callable, *args, wrt: int = 1, held=()) -> float:
-    """Bytes that differentiating function(*args) by its first `wrt` arguments keeps between the two passes.
-
-    held: a tree of arrays that exist anyway and are not counted.
-    """
-
-    def pull(*args):
-        return jax.vjp(lambda *first: function(*first, *args[wrt:]), *args[:wrt])[1]
-
-    kept = Counter(map(_kind, jax.tree.leaves(jax.eval_shape(pull, *args))))
-    kept -= Counter(map(_kind, jax.tree.leaves(held)))
-    return float(sum(count * size for (_, _, size), count in kept.items()))
-
-
-def tree_bytes(tree) -> float:
-    """Bytes of all arrays of a tree of shapes."""
-    return float(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)))
-
-
-def sharded_bytes(tree, mesh) -> float:
-    """Bytes on one device of a tree of parameters or moments that is placed by the sharding rules."""
-
-    def local(leaf, place):
-        shape = place.shard_shape(leaf.shape)
-        return tree_bytes(jax.ShapeDtypeStruct(shape, leaf.dtype))
-
-    return float(sum(jax.tree.leaves(jax.tree.map(local, tree, sharding.tree_shardings(tree, mesh)))))
-
-
-def _kind(leaf):
-    return leaf.shape, str(leaf.dtype), leaf.size * leaf.dtype.itemsize
-
-
-def _cast(tree, dtype):
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), tree)
-
-
 def _parts(mesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"]
-
-
-def _split(model: ModelConfig, mesh) -> ModelConfig:
-    """The model as one of the devices sees it that share each layer; a head that several share counts whole."""
-    t = mesh.shape["tensor"]
-    group = model.num_attention_heads // model.num_key_value_heads
-    kv_heads = -(-model.num_key_value_heads // t)
-    return replace(
-        model,
-        num_attention_heads=kv_heads * -(-group // max(1, t // model.num_key_value_heads)),
-        num_key_value_heads=kv_heads,
-        intermediate_size=model.intermediate_size // t,
-    )
-
-
-def _layer_bytes(model, rows, columns, dtype, length) -> float:
-    """What one layer of a prefill holds: the wide middle of its MLP, and the scores of a block of queries."""
-    wide = rows * columns * (4 * model.hidden_size + 3 * model.intermediate_size) * dtype.itemsize
-    block = min(attention.QUERY_BLOCK, columns)
-    return float(wide + 2 * 4 * rows * model.num_attention_heads * block * length)
-
-
-def _head_bytes(model, rows, dtype) -> float:
-    """A chunk of logits with its backward pass, and the gradient of the head."""
-    hidden = jax.ShapeDtypeStruct((rows, model.hidden_size), dtype)
-    head = jax.ShapeDtypeStruct((model.hidden_size, model.vocab_size), dtype)
-    targets = jax.ShapeDtypeStruct((rows,), jnp.int32)
-
-    def dense(head, hidden, targets):
-        return logprobs.logits_logprobs(jnp.matmul(hidden, head, preferred_element_type=jnp.float32), targets)
-
-    return saved_bytes(dense, head, hidden, targets, held=head) + 4.0 * rows * model.vocab_size
-
-
-def _gathered_bytes(model, mesh, dtype) -> float:
-    """What fsdp splits is whole where it is used: two layers (one in use, one under way) and the gradient of one, the
-    head and its gradient."""
-    if mesh.shape["fsdp"] == 1:
-        return 0.0
-    params = _whole(model, dtype)
-    layer = tree_bytes(params["layers"]) / model.num_hidden_layers
-    return (3 * layer + 2 * tree_bytes(params["embed_tokens"])) / mesh.shape["tensor"]
 
 
 def remedies(

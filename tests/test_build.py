@@ -7,7 +7,7 @@ import pytest
 import safetensors.numpy
 import tiny
 
-from rspo_jax import build
+from rspo_jax import build, validation
 from rspo_jax.models.tokenizer import load_tokenizer
 
 
@@ -56,10 +56,10 @@ def test_a_malformed_config_is_named_before_the_tokenizer_is_read(directory):
     [
         ({"context__max_prompt": 0}, "context.max_prompt = 0: give at least 16"),
         ({"model__lora__rank": 4, "model__lora__targets": ("q_proj", "k_prj")}, "did you mean k_proj?"),
-        ({"model__lora__rank": 4, "model__lora__targets": ()}, r"model.lora.targets = \(\): choose from q_proj"),
+        ({"model__lora__rank": 4, "model__lora__targets": ()}, r"model.lora.targets = \(\): name at least one of q_proj"),
         ({"model__lora__rank": 4, "model__lora__alpha": 0.0}, "model.lora.alpha = 0.0: must be above 0"),
     ],
 )
 def test_impossible_settings_are_refused_without_the_model(changes, message):
     with pytest.raises(ValueError, match=message):
-        build.validate(tiny.config(**changes))
+        validation.validate(tiny.config(**changes))
