@@ -1,4 +1,4 @@
-"""RSPO on GiGPO, WebShop. Presets: tiny (default), smoke, paper-1.5b, paper-7b; rspo.enabled=False is plain GiGPO."""
+"""RSPO on GiGPO, WebShop (rspo.enabled=False: plain GiGPO). Presets: tiny, sparse, smoke, paper-1.5b, paper-7b."""
 
 from configs import presets
 

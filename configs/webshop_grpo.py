@@ -1,4 +1,4 @@
-"""RSPO on GRPO, WebShop. Presets: tiny (default), smoke, paper-1.5b, paper-7b; rspo.enabled=False is plain GRPO."""
+"""RSPO on GRPO, WebShop (rspo.enabled=False: plain GRPO). Presets: tiny, sparse, smoke, paper-1.5b, paper-7b."""
 
 from configs import presets
 

@@ -1,4 +1,4 @@
-"""RSPO on PPO, WebShop. Presets: tiny (default), smoke, paper-1.5b, paper-7b; rspo.enabled=False is plain PPO."""
+"""RSPO on PPO, WebShop (rspo.enabled=False: plain PPO). Presets: tiny, sparse, smoke, paper-1.5b, paper-7b."""
 
 from configs import presets
 
