@@ -144,7 +144,8 @@ def _sampling(config, model, mesh, trained, base) -> dict[str, float]:
     window = settings.context == "window"
     length = settings.max_prompt + settings.max_response if window else settings.max_tokens
     cache = jax.eval_shape(partial(transformer.init_cache, model, rows, bucket(length, 256), dtype))
-    held = footprint.tree_bytes(cache) / (1 if model.num_key_value_heads % mesh.shape["tensor"] else mesh.shape["tensor"])
+    tensor = mesh.shape["tensor"]
+    held = footprint.tree_bytes(cache) / (1 if model.num_key_value_heads % tensor else tensor)
     # Prompts that all rows share are computed once and repeated; in append context the cache grows by copying.
     second = 0.5 if window else 1.0
     whole = trained if base is None else base
