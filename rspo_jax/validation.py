@@ -211,6 +211,12 @@ def _check_variants(config: ConfigDict) -> None:
     loss, rspo, rounds = config.loss, config.rspo, config.algo.dynamic_sampling
     require(not loss.dual_clip or loss.dual_clip > 1, "loss.dual_clip", loss.dual_clip, "0 or above 1")
     require(
+        config.algo.name not in ("grpo", "dr_grpo", "rloo") or config.batch.group_size > 1,
+        "batch.group_size",
+        config.batch.group_size,
+        f"{config.algo.name} compares the episodes of a task and learns nothing from one; give at least 2",
+    )
+    require(
         loss.kl_target <= 0 or loss.kl_coef > 0,
         "loss.kl_coef",
         loss.kl_coef,

@@ -163,6 +163,7 @@ def test_a_guide_of_its_own_tasks_and_keys_never_moves_the_targets(tmp_path):
     [
         (dict(loss__kl_target=0.1), "loss.kl_coef = 0.0: loss.kl_target multiplies it"),
         (dict(algo__dynamic_sampling=2, batch__group_size=1), "algo.dynamic_sampling = 2: .* batch.group_size"),
+        (dict(algo__name="grpo", batch__group_size=1), "batch.group_size = 1: grpo .* learns nothing from one"),
         (dict(rspo__guide_data="recycled", rspo__collect="reuse"), "rspo.guide_data = 'recycled': .* rspo.collect"),
         (dict(rspo__source="self_imitate"), "rspo.source = .self_imitate.: did you mean self_imitation"),
     ],
