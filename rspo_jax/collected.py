@@ -62,7 +62,13 @@ def play(config) -> Collected:
 
 
 def from_episodes(episodes, info: dict) -> Collected:
-    """Finished episodes as arrays; info["outcome"] says what R is: "success" (0 or 1) or the task's "score"."""
+    """Finished episodes as arrays; info["outcome"] says what R is: "success" (0 or 1) or the task's "score".
+
+    Episodes that their environment broke are left out: their outcome says nothing about what was done.
+    """
+    episodes = [e for e in episodes if not e.error]
+    if not episodes:
+        raise ValueError("every episode was broken by its environment; there is nothing to collect")
     outcome = [e.won if info["outcome"] == "success" else np.clip(e.score, 0, 1) for e in episodes]
     tasks: dict[str, int] = {}
     return Collected(

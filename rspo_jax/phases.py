@@ -32,14 +32,15 @@ def update_guide(run) -> dict:
 
 
 def _update_guide_recycled(run) -> dict:
-    """Trains the guide on the target's own recent episodes, re-scored with the dense reward: no sampling at all.
+    """Trains the guide on the target's own recent episodes, scored with the dense reward of today: no sampling at all.
 
     They are off-policy: the ratio to the log-probs stored by the target that sampled them corrects for that.
     """
     if not run.recent:
         return {}
     rspo = run.config.rspo
-    trajectory = swap(run, run.recent[run.progress.inner % len(run.recent)], rspo.guide_reward)
+    past = run.recent[run.progress.inner % len(run.recent)]
+    trajectory = swap(run, past.replace(dense_reward=run.scorer.again(past)), rspo.guide_reward)
     return learn(run, "guide", [Part(trajectory, off_policy=True)], lr_scale=rspo.guide_lr_scale)
 
 
@@ -61,7 +62,9 @@ def collect(run) -> dict:
     progress.buffer_successes = filled["buffer_successes"]
     if stored and config.process_reward.refit:
         joined = concatenate(stored)
-        filled |= run.scorer.refit(joined, joined.success.astype(np.float32))
+        whole = take_episodes(joined, np.flatnonzero(joined.group >= 0))  # not those that their environment broke
+        if len(whole.success):
+            filled |= run.scorer.refit(whole, whole.success.astype(np.float32))
     return metrics | filled
 
 

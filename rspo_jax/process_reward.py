@@ -26,6 +26,10 @@ class Scorer(abc.ABC):
     @abc.abstractmethod
     def __call__(self, episodes: Sequence[Episode], trajectory: Trajectory) -> np.ndarray: ...
 
+    def again(self, trajectory: Trajectory) -> np.ndarray:
+        """Dense rewards f32[B, T] of a trajectory scored before; another answer only where the scorer has learned."""
+        return trajectory.dense_reward
+
     def refit(self, trajectory: Trajectory, outcomes: np.ndarray) -> dict[str, float]:
         """Learns from episodes with outcomes f32[B] in [0, 1]; returns metrics. Only learned rewards do anything."""
         del trajectory, outcomes
@@ -59,6 +63,9 @@ class ModelScorer(Scorer):
             self._model, params, trajectory.rows, trajectory.reward.shape, size=self._settings.rows, mesh=self._mesh
         )
         return np.float32(self._scale) * out
+
+    def again(self, trajectory):
+        return self([], trajectory) if self._passes else trajectory.dense_reward
 
     def refit(self, trajectory, outcomes):
         """config.process_reward.refit passes over the episodes, with an optimizer that lives as long as the scorer."""

@@ -90,6 +90,28 @@ def test_refitting_learns_from_new_episodes_and_its_state_continues_exactly(wind
     assert np.mean(score([], flat)[won].argmax(axis=1) == where[won]) > 0.9
 
 
+def test_what_was_scored_before_a_refit_is_scored_again_by_the_head_of_today():
+    data, _ = episodes(16)
+    score = scorer()
+    flat = trajectory(data)
+    flat = flat.replace(dense_reward=score([], flat))
+    score.refit(flat, data.outcome)
+    assert np.abs(score.again(flat) - flat.dense_reward).max() > 0
+    EQUAL(score.again(flat), score([], flat))
+    frozen = process_reward.TurnScorer(process_reward.env_progress, 10.0)
+    assert frozen.again(flat) is flat.dense_reward
+
+
+def test_a_refit_leaves_out_episodes_that_their_environment_broke(tmp_path, monkeypatch):
+    seen = []
+    with Experiment(tiny.config(env__id="tiny:Broken-v0", rspo__k=1, rspo__collect_tasks=12), tmp_path) as run:
+        run.config.unlock()
+        run.config.process_reward.refit = 1
+        monkeypatch.setattr(run.scorer, "refit", lambda t, outcome: seen.append((t.group, outcome)) or {})
+        tiny.ticks(run, 2)
+    assert len(seen) == 1 and 0 < len(seen[0][0]) == len(seen[0][1]) < 24 and (seen[0][0] >= 0).all()
+
+
 def test_without_passes_nothing_is_refitted_or_kept():
     data, _ = episodes(4)
     score = process_reward.ModelScorer(tiny_model(), config(), mesh())

@@ -13,7 +13,7 @@ from credit import TURNS, config, episodes, mesh, tiny_model, token_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rspo_jax import collected, models, reward_fit, reward_model
+from rspo_jax import collected, models, reward_fit, reward_model, rollout
 from rspo_jax.packing import Row, pack_rows
 
 EQUAL = np.testing.assert_array_equal
@@ -230,6 +230,20 @@ def test_collected_episodes_come_back_exactly(tmp_path, window):
         EQUAL(getattr(loaded, name), getattr(data, name))
     assert loaded.info == data.info | {"episodes": 6, "rows": len(data.rows.episode), "successes": 3}
     json.loads((tmp_path / "episodes.json").read_text())
+
+
+def test_episodes_that_their_environment_broke_are_not_collected():
+    info = {"outcome": "success"}
+    played = [rollout.Episode(task={"seed": s}, group=s, error="cut" if s % 2 else "") for s in range(4)]
+    for episode in played:
+        episode.turns.append(rollout.Turn("page", "page", "open", "open", True))
+        row = Row(0)
+        row.add_response([5], [0.0], [True], [0], [[]], 0)
+        episode.rows.append(row)
+    data = collected.from_episodes(played, info)
+    assert len(data.outcome) == len(data.rows.episode) == 2 and data.task.tolist() == [0, 1]
+    with pytest.raises(ValueError, match="every episode was broken"):
+        collected.from_episodes(played[1::2], info)
 
 
 def test_absent_and_damaged_collections_are_refused(tmp_path):
