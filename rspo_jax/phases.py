@@ -79,6 +79,7 @@ def update_target(run) -> dict:
     parts = [Part(trajectory, off_policy=False)]
     if drawn:
         parts.append(Part(drawn[0], off_policy=True, advantage=drawn[1]))
+    # An empty place takes its share of the loss along: one success must not carry the whole off-policy term.
     alpha = used / (config.batch.tasks * config.batch.group_size)
     metrics |= learn(run, "target", parts, alpha=alpha)
     if config.loss.kl_target > 0 and "kl" in metrics:

@@ -112,12 +112,6 @@ def test_alpha_schedules():
         algos.decay("step", 0.2, 0, 1)
 
 
-def test_filled_alpha_shrinks_with_the_empty_slots():
-    assert float(algos.filled_alpha(0.125, np.array([3, 1, -1, -1]))) == 0.0625
-    assert float(algos.filled_alpha(0.125, np.array([-1, -1]))) == 0.0
-    assert float(algos.filled_alpha(0.125, np.array([0, 1]))) == 0.125
-
-
 def test_adaptive_kl_moves_towards_the_target_within_its_bounds():
     step = lambda kl: float(algos.adaptive_kl(0.1, kl, target=1.0, horizon=100, samples=50))  # noqa: E731
     np.testing.assert_allclose([step(1.0), step(1.1), step(9.0), step(0.0)], [0.1, 0.105, 0.11, 0.09], rtol=1e-6)

@@ -2,6 +2,7 @@
 
 import io
 import math
+import operator
 import pathlib
 import re
 import tokenize
@@ -9,7 +10,8 @@ import tokenize
 import pytest
 from ml_collections import ConfigDict
 
-from rspo_jax.configuration import load_config, to_json
+from rspo_jax import algos
+from rspo_jax.configuration import load_config, set_value, to_json
 from rspo_jax.validation import validate
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -115,3 +117,26 @@ def test_impossible_settings_are_refused_by_name(key, value):
     config = load_config("configs/webshop_gigpo.py", {key: value})
     with pytest.raises(ValueError, match=key.replace(".", r"\.") + "|decoding.constrain"):
         validate(config)
+
+
+def documented_flags() -> list[str]:
+    """The flags of every variant in docs/algorithms.md: what stands in one pair of back quotes."""
+    text = (ROOT / "docs" / "algorithms.md").read_text()
+    return re.findall(r"`(--config\.[^`]+)`", text)
+
+
+@pytest.mark.parametrize("flags", documented_flags())
+def test_the_variants_of_the_documentation_are_settings_that_work_together(flags):
+    config = load_config("configs/webshop_grpo.py")
+    for flag in flags.split():
+        key, value = flag.removeprefix("--config.").split("=")
+        kind = type(operator.attrgetter(key)(config))
+        set_value(config, key, value == "True" if kind is bool else kind(value))
+    validate(config)
+
+
+def test_estimators_have_the_defaults_of_the_tree():
+    algo, options = load_config("configs/webshop_grpo.py").algo, algos.Options()
+    assert {name: getattr(options, name) for name in ("norm", "gamma", "lam", "omega")} == {
+        name: algo[name] for name in ("norm", "gamma", "lam", "omega")
+    }

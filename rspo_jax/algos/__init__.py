@@ -23,7 +23,7 @@ from rspo_jax.algos.losses import (
 )
 from rspo_jax.algos.registry import ADVANTAGES, Options, returns_vary
 from rspo_jax.algos.replay import Stored, push_baselines, select, select_self_imitation
-from rspo_jax.algos.schedules import adaptive_kl, decay, filled_alpha, should_keep_guide
+from rspo_jax.algos.schedules import adaptive_kl, decay, should_keep_guide
 from rspo_jax.algos.similarity import state_ids
 from rspo_jax.algos.swap import swap_reward
 
@@ -37,7 +37,6 @@ __all__ = [
     "discounted_returns",
     "dr_grpo_advantage",
     "entropy_bonus",
-    "filled_alpha",
     "gae",
     "gigpo_advantage",
     "group_fractions",

@@ -38,7 +38,7 @@ class Options(NamedTuple):
     norm: str = "std"
     eps: float = 1e-6
     gamma: float = 0.95
-    lam: float = 0.95
+    lam: float = 1.0
     omega: float = 1.0
     penalty_floor: float = 5.0
     whiten_floor: float = 0.5

@@ -24,16 +24,6 @@ def decay(kind: str, value, step, total_steps) -> jax.Array:
     raise ValueError(f"A schedule must be one of {', '.join(SCHEDULES)}, got {kind!r}.")
 
 
-def filled_alpha(alpha, indices) -> jax.Array:
-    """alpha times the part of the replay slots that are filled; f32[].
-
-    indices: i32[slots], -1 where a slot is empty. An empty slot becomes on-policy data, and its share of the loss goes
-    with it: otherwise the one success of a nearly empty buffer would carry the whole off-policy term.
-    """
-    indices = jnp.asarray(indices)
-    return alpha * jnp.sum(indices >= 0) / max(indices.size, 1)
-
-
 def adaptive_kl(beta, observed, *, target, horizon, samples) -> jax.Array:
     """Next KL coefficient: beta (1 + clip(observed / target - 1, -0.2, 0.2) * samples / horizon); f32[].
 
