@@ -1,5 +1,6 @@
 """From a configuration to the parts of a run: tasks, policy, parameters."""
 
+import contextlib
 import dataclasses
 import pathlib
 
@@ -37,9 +38,27 @@ def env_kind(config: ConfigDict) -> str:
     return "generic" if config.env.id else config.env.name
 
 
+@contextlib.contextmanager
+def names_key(key: str, value):
+    """Errors about what a setting points to name the setting."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        if key in str(error):
+            raise
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(f"{key} = {str(value)!r}: {error}") from None
+
+
 def make_suite(config: ConfigDict) -> TaskSuite:
     """Environments and task splits of config.env."""
-    env = config.env
+    if config.env.data and not config.env.id:
+        with names_key("env.data", config.env.data):
+            return _make_suite(config.env)
+    return _make_suite(config.env)
+
+
+def _make_suite(env: ConfigDict) -> TaskSuite:
     if env.id:
         return gym_suite(env.id, num_train=env.num_train, num_valid=env.num_valid, seed=env.seed)
     require_one_of("env.name", env.name, ("webshop", "alfworld"))
@@ -115,7 +134,8 @@ def longest_row(config: ConfigDict) -> int:
 def read_model_config(config: ConfigDict, path: str | pathlib.Path) -> ModelConfig:
     """The ModelConfig of the model at `path`; raises ValueError where the longest row is too long for it."""
     longest = longest_row(config)
-    model = read_config(path, max_length=longest)
+    with names_key("model.path", path):
+        model = read_config(path, max_length=longest)
     append, positions = config.context.mode == "append", model.max_position_embeddings
     require(
         longest <= positions,
@@ -133,19 +153,17 @@ def make_policy(config: ConfigDict, mesh: jax.sharding.Mesh, path: str | pathlib
     """
     path = pathlib.Path(path) if path else model_path(config)
     vocab_size = read_model_config(config, path).vocab_size  # first: the tokenizer's library would fail worse
-    tokenizer = load_tokenizer(path)
-    # An id without an embedding reads as NaN. Nobody writes the padding token, which some models leave out.
-    largest = max(i for i in tokenizer.get_vocab().values() if i != tokenizer.pad_token_id)
-    if largest >= vocab_size:
-        raise ValueError(
-            f"{path}: the tokenizer has ids up to {largest}, and the vocab_size of config.json is {vocab_size}; take "
-            "both from the same model, or resize its embedding."
-        )
-    model, params = load_hf(path, dtype=config.model.dtype, mesh=mesh, max_length=longest_row(config))
-    try:
+    with names_key("model.path", path):
+        tokenizer = load_tokenizer(path)
+        # An id without an embedding reads as NaN. Nobody writes the padding token, which some models leave out.
+        largest = max(i for i in tokenizer.get_vocab().values() if i != tokenizer.pad_token_id)
+        if largest >= vocab_size:
+            raise ValueError(
+                f"the tokenizer has ids up to {largest}, and the vocab_size of config.json is {vocab_size}; take both "
+                "from the same model, or resize its embedding."
+            )
+        model, params = load_hf(path, dtype=config.model.dtype, mesh=mesh, max_length=longest_row(config))
         return assemble_policy(config, mesh, model, tokenizer, params)
-    except ValueError as error:
-        raise ValueError(f"the model at {path} cannot act: {error}") from None
 
 
 def assemble_policy(config: ConfigDict, mesh, model, tokenizer, params):

@@ -25,9 +25,15 @@ def run(*args, cwd=ROOT):
         (["--config=configs/webshop_gigpo.py:tinny"], ["tinny", "tiny"]),
         (["--config=configs/webshop_gigp.py"], ["configs/webshop_gigp.py", "webshop_gigpo.py"]),
         (["--config=configs/webshop_gigpo.py", "--config.env.data=/nowhere"], ["env.data", "/nowhere"]),
-        (["--config=configs/alfworld_gigpo.py", "--config.env.data=/nowhere"], ["/nowhere"]),
-        (["--config=configs/webshop_gigpo.py", "--config.model.path=configs"], ["configs", "tokenizer"]),
-        (["--config=configs/webshop_gigpo.py", "--config.model.path=/nowhere"], ["/nowhere", "directory"]),
+        (["--config=configs/alfworld_gigpo.py", "--config.env.data=/nowhere"], ["env.data", "/nowhere"]),
+        (
+            ["--config=configs/webshop_gigpo.py", "--config.model.path=configs"],
+            ["model.path", "config.json"],
+        ),
+        (
+            ["--config=configs/webshop_gigpo.py", "--config.model.path=/nowhere"],
+            ["model.path", "/nowhere"],
+        ),
         (["--config=configs/webshop_gigpo.py", "--config.batch.tasks=0"], ["batch.tasks", "0"]),
         (["--config=configs/webshop_gigpo.py", "--config.batch.tasks=7"], ["rspo.alpha", "whole number"]),
         (["--config=configs/webshop_gigpo.py", "--config.algo.name=gigp"], ["algo.name", "gigpo"]),
