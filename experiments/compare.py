@@ -76,7 +76,7 @@ def result(workdir: pathlib.Path, budget: int) -> dict:
 
     def trained(episodes: float) -> float:
         within = [row["success"] for row in rows if row["phase"] == "target" and row["episodes"] <= episodes]
-        return 100 * float(np.mean(within[-SMOOTH:]))
+        return 100 * float(np.mean(within[-SMOOTH:])) if within else float("nan")
 
     return {
         "panel": 100 * last[panel],
