@@ -1,6 +1,7 @@
 """The configuration tree: every preset loads and is consistent, every key is described and used."""
 
 import io
+import json
 import math
 import operator
 import pathlib
@@ -10,6 +11,7 @@ import tokenize
 import pytest
 from ml_collections import ConfigDict
 
+from experiments import compare
 from rspo_jax import algos
 from rspo_jax.configuration import load_config, set_value, to_json
 from rspo_jax.validation import validate
@@ -127,12 +129,34 @@ def documented_flags() -> list[str]:
 
 @pytest.mark.parametrize("flags", documented_flags())
 def test_the_variants_of_the_documentation_are_settings_that_work_together(flags):
+    check_flags(flags.split())
+
+
+@pytest.mark.parametrize("name", compare.VARIANTS)
+def test_the_variants_of_the_comparison_are_settings_that_work_together(name):
+    check_flags([flag.format(large=19, more=140) for flag in compare.VARIANTS[name]])
+
+
+def check_flags(flags):
     config = load_config("configs/webshop_grpo.py")
-    for flag in flags.split():
+    for flag in flags:
         key, value = flag.removeprefix("--config.").split("=")
         kind = type(operator.attrgetter(key)(config))
         set_value(config, key, value == "True" if kind is bool else kind(value))
     validate(config)
+
+
+def test_the_comparison_counts_the_episodes_of_the_guide(tmp_path):
+    rows = [{"phase": "eval", "step": 0, "episodes": 0, "eval/valid/success": 0.1}]
+    for step in range(1, 11):
+        rows.append({"phase": "guide", "step": step - 1, "episodes": 20 * step - 10, "success": 1.0})
+        rows.append({"phase": "target", "step": step, "episodes": 20 * step, "success": step / 10})
+    rows.append({"phase": "eval", "step": 10, "episodes": 200, "eval/valid/success": 0.75})
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    got = compare.result(tmp_path, 60)
+    assert got["equal"] == pytest.approx(100 * (0.1 + 0.2 + 0.3) / 3)  # the rollouts within 60 episodes
+    assert got["more"] == pytest.approx(100 * (0.2 + 0.3 + 0.4 + 0.5 + 0.6 + 0.7) / 6)  # the last six within 140
+    assert (got["panel"], got["updates"], got["episodes"]) == (75.0, 10, 200)
 
 
 def test_estimators_have_the_defaults_of_the_tree():
