@@ -256,7 +256,7 @@ def test_the_command_says_what_to_change_and_fails_where_it_does_not_fit():
     ("arguments", "sentence"),
     [
         (["--config=configs/webshop_gigpo.py:paper-1.5b", "--devices=3"], "error: mesh = "),
-        (["--config=configs/webshop_gigpo.py:paper-1.5b", "--config.model.path=/none"], "error: Model directory /none"),
+        (["--config=configs/webshop_gigpo.py:paper-1.5b", "--config.model.path=/none"], "error: model.path = '/none'"),
         (["--config=configs/webshop_gigpo.py:paper-2b"], "did you mean paper-7b?"),
     ],
 )
